@@ -1,0 +1,139 @@
+"""Request bodies: strict where gateway and backend could read two different things, lax everywhere else."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from trio_admission_web.problems import ProblemError, invalid_request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_DEPTH = 128
+"""Levels of nesting that a body may have; the backend recurses over them, and too many can end it."""
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Read a body that must be one JSON object.
+
+    Raises:
+        ProblemError: `invalid_request`, for anything else, and for what JSON readers do not agree on: no
+            UTF-8, NaN or Infinity, a name that stands twice in one object, more than `MAX_DEPTH` levels.
+    """
+    try:
+        value = _decoder.decode(raw.decode())
+    except UnicodeDecodeError:
+        _refuse("The body is not UTF-8.")
+    except json.JSONDecodeError as error:
+        _refuse(f"The body is not JSON: {error.msg} at character {error.pos}.")
+    except RecursionError:
+        _refuse(_TOO_DEEP)
+    except ValueError:  # a number of more digits than Python converts
+        _refuse("The body has a number that is too long.")
+    if not isinstance(value, dict):
+        _refuse("The body is not a JSON object.")
+    if _deeper_than(MAX_DEPTH, raw):
+        _refuse(_TOO_DEEP)
+    return value
+
+
+def read_text(body: Mapping[str, Any], name: str) -> str | None:
+    """A field that is text or null."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or _has_lone_surrogate(value):
+        _refuse(f"'{name}' must be text.", name)
+    return value
+
+
+def read_flag(body: Mapping[str, Any], name: str) -> bool:
+    """A field that is true, false or null, which means false."""
+    value = body.get(name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        _refuse(f"'{name}' must be true or false.", name)
+    return value
+
+
+def read_integer(body: Mapping[str, Any], name: str) -> int | None:
+    """A field that is a number or null; a fraction is dropped, as llama-server drops it."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        _refuse(f"'{name}' must be a whole number.", name)
+    return int(value)
+
+
+def read_count(body: Mapping[str, Any], name: str) -> int:
+    """A field that is a whole number of at least 1, or null, which means 1."""
+    value = read_integer(body, name)
+    if value is None:
+        return 1
+    if value < 1:
+        _refuse(f"'{name}' must be at least 1.", name)
+    return value
+
+
+def read_limit(body: Mapping[str, Any], *names: str) -> int | None:
+    """The output limit in tokens, under any of its names; None for no limit."""
+    limits = [limit for name in names if (limit := read_integer(body, name)) is not None]
+    # Which of several wins is the server's secret, so the largest counts; -1 means "no limit" to it.
+    return None if not limits or min(limits) < 0 else max(limits)
+
+
+def read_list(body: Mapping[str, Any], name: str) -> list[Any]:
+    """A field that must be there and be a list."""
+    value = body.get(name)
+    if not isinstance(value, list):
+        _refuse(f"'{name}' must be a list." if name in body else f"'{name}' is missing.", name)
+    return value
+
+
+_TOO_DEEP = f"The body is nested more than {MAX_DEPTH} levels deep."
+
+
+def _refuse(message: str, param: str | None = None) -> NoReturn:
+    raise ProblemError(invalid_request(message, param)) from None
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in value if names.count(name) > 1)
+        _refuse(f"'{twice[:100]}' stands twice in one object.", twice[:100])
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    _refuse(f"The body is not JSON: {name} is not a number.")
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=_no_constant)
+
+
+def _deeper_than(levels: int, raw: bytes) -> bool:
+    """Whether valid JSON is nested deeper than `levels`; quick, since a body can have tens of megabytes."""
+    if raw.count(b"[") + raw.count(b"{") <= levels:
+        return False
+    brackets = _STRING.sub(b"", raw).translate(None, _NOT_BRACKETS)
+    for _ in range(levels):
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")  # takes the innermost level away
+    return bool(brackets)
+
+
+def _has_lone_surrogate(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

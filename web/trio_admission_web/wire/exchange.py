@@ -1,0 +1,87 @@
+"""`Exchange`: what the rest of the gateway may know of a dialect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from trio_admission_web.problems import Problem
+
+
+class Exchange(Protocol):
+    """One request and its answer in one dialect.
+
+    Made from the raw body of the request; the making raises `ProblemError` (`invalid_request`) if the body is
+    wrong in something that the gateway must know. What it need not know is the backend's to judge.
+
+    Only answers of the type `text/event-stream` are fed to `relay`. Any other answer of the backend (its own
+    4xx, or JSON from a server that does not stream) is passed on as it is: status, content type and bytes. If
+    the client's stream has begun already, it is told `error_event(upstream_error(status, body))` instead.
+    """
+
+    @property
+    def path(self) -> str:
+        """The backend's path, a constant of the dialect."""
+
+    @property
+    def model(self) -> str | None:
+        """The model that the client named."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the client asked for a stream."""
+
+    @property
+    def slots(self) -> int:
+        """How many slots the backend decodes it in, 1 or more."""
+
+    @property
+    def output_limit(self) -> int | None:
+        """Tokens that may be generated for each choice; None if the client set no limit."""
+
+    @property
+    def upstream_body(self) -> bytes:
+        """The client's bytes, changed only to ask for a stream where the client did not."""
+
+    def keepalive(self, position: int, estimated_wait: float | None) -> bytes:
+        """One event that every client of the dialect ignores.
+
+        Args:
+            position: the place in line, 1 = next; 0 when the request is not in line.
+            estimated_wait: seconds, or None if there is no estimate.
+        """
+
+    def relay(self, data: bytes) -> bytes:
+        """Take the next bytes of the backend's event stream; return what a streaming client may be sent now.
+
+        That is always whole events, byte for byte. An error inside the stream sets `failure` and is returned
+        in the dialect's form, with the dialect's ending. What comes after `finished` is dropped. For a client
+        that did not ask for a stream, the events are kept for `answer` and nothing is returned.
+
+        Raises:
+            ProblemError: `bad_gateway`, when the bytes cannot be an event stream.
+        """
+
+    @property
+    def finished(self) -> bool:
+        """The dialect's last event was seen, or an error that ends the stream.
+
+        If the backend's stream ends before this is true, the client is owed `error_event(bad_gateway())`.
+        """
+
+    @property
+    def failure(self) -> Problem | None:
+        """The error that the backend sent inside its stream."""
+
+    def answer(self) -> bytes:
+        """The JSON answer of a request without a stream, put together from all events.
+
+        Raises:
+            ProblemError: `failure`, or `bad_gateway` if the stream was cut or is not an answer.
+        """
+
+    def error_event(self, problem: Problem) -> bytes:
+        """The problem inside a stream, with the dialect's ending. Nothing may be sent after it."""
+
+    def error_body(self, problem: Problem) -> bytes:
+        """The problem as the JSON body of an HTTP error."""
