@@ -1,0 +1,66 @@
+"""The refusals and the facts they carry. Nothing here knows pools, Trio or HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from ._records import PoolStatistics
+
+
+class AdmissionError(Exception):
+    """Base of everything that this library raises when it refuses.
+
+    Misuse is not a refusal: wrong arguments raise `ValueError` or `TypeError`, calls in the wrong
+    order `RuntimeError`.
+    """
+
+
+class LineFull(AdmissionError):
+    """Raised on arrival when the line already holds its limit.
+
+    Nothing was queued. ``reason`` is ``"line"`` for the pool's limit and ``"flow"`` for the
+    arriving flow's own; ``retry_after`` is in seconds.
+    """
+
+    def __init__(
+        self, statistics: PoolStatistics, retry_after: float, reason: Literal["line", "flow"] = "line"
+    ) -> None:
+        super().__init__(statistics, retry_after, reason)  # plain args, so that pickle and copy round-trip
+        self.statistics = statistics
+        self.retry_after = retry_after
+        self.reason: Literal["line", "flow"] = reason
+
+    def __str__(self) -> str:
+        whose = "this flow's part of the line" if self.reason == "flow" else "the line"
+        return f"{whose} is full ({self.statistics.waiting} waiting for {self.statistics.slots} slots)"
+
+
+class WaitTimeout(AdmissionError):
+    """Raised when ``max_wait`` seconds have passed since arrival without a grant.
+
+    The place is gone and nothing is left behind. ``retry_after`` is in seconds.
+    """
+
+    def __init__(self, statistics: PoolStatistics, retry_after: float) -> None:
+        super().__init__(statistics, retry_after)
+        self.statistics = statistics
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return f"waited too long ({self.statistics.waiting} waiting for {self.statistics.slots} slots)"
+
+
+class PoolClosed(AdmissionError):
+    """Raised on arrival at a closed pool, and out of a wait that ``close()`` ends."""
+
+
+class LeaseLost(AdmissionError):
+    """Leaves the scope of a lease whose park ended in any other way than by finishing its block.
+
+    The slot has been given back already. ``__cause__`` is what cut the park.
+    """
+
+
+class PoolUnavailable(AdmissionError):
+    """Raised by a shared pool whose state cannot be reached. A pool in memory never raises it."""

@@ -1,0 +1,319 @@
+"""What a task holds: the lease, the park inside it, and the slot held again inside that.
+
+Everything that changes a pool here is protected from `KeyboardInterrupt`: an interrupt between two lines of
+a grant would leave a slot with nobody. The bodies of the scopes are the caller's code and are not protected.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ._errors import LeaseLost
+from ._states import HELD_AGAIN, PARKED, RETURNING, LeaseState, Move, require
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ._budget import ResumeTicket
+    from ._claim import Claim
+    from ._core import Core
+    from ._records import Cost
+
+_SPARE_CHANNELS: Final = 64
+
+
+def default_threads() -> float:
+    """Return W of `ParkBudget.limit`: the tokens of Trio's default thread limiter."""
+    return trio.to_thread.current_default_thread_limiter().total_tokens
+
+
+class Waits:
+    """How tasks wait for the grants of one pool.
+
+    A grant travels over a memory channel, from the task whose change made room to the task that waits. The
+    channel exists only while somebody waits, and is used again when nothing can be left in it.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._spare: list[
+            tuple[trio.MemorySendChannel[tuple[int, ...]], trio.MemoryReceiveChannel[tuple[int, ...]]]
+        ] = []
+
+    def forget_channels(self) -> None:
+        """Use none of another Trio run."""
+        self._spare.clear()
+
+    @enable_ki_protection
+    async def for_grant(self, claim: Claim, until: float = math.inf) -> None:
+        """Wait until the claim is granted, refused, or the clock shows ``until``; which, its state tells."""
+        if claim.wake is not None:
+            raise RuntimeError("another task waits for this reservation already")
+        channel = self._spare.pop() if self._spare else trio.open_memory_channel[tuple[int, ...]](1)
+        claim.wake, receive = channel
+        received = False
+        try:
+            if until == math.inf:
+                await receive.receive()
+                received = True
+            else:
+                with trio.CancelScope(deadline=until):
+                    await receive.receive()
+                    received = True
+                if not received:
+                    # Whoever leaves in this very tick may run after us; its grant still wins.
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+        except trio.EndOfChannel:
+            received = False  # the pool was closed, and so is the channel
+        finally:
+            claim.wake = None
+            waits_on = self.core.waits(claim)
+            if waits_on:
+                self.core.watch(claim)
+            if (received or waits_on) and len(self._spare) < _SPARE_CHANNELS:
+                self._spare.append(channel)  # nothing is in it
+
+
+class BareNursery:
+    """A nursery for a block whose own error is to leave it as it is, not in a group."""
+
+    def __init__(self) -> None:
+        self._manager = trio.open_nursery()
+
+    async def open(self) -> trio.Nursery:
+        """Open the nursery. Not a checkpoint: opening one never is."""
+        return await self._manager.__aenter__()
+
+    async def close(self, error: BaseException | None) -> BaseException | None:
+        """Wait for the tasks, and return what leaves: None, ``error`` itself, or the tasks' group."""
+        try:
+            swallowed = await self._manager.__aexit__(
+                type(error) if error is not None else None, error, error.__traceback__ if error else None
+            )
+        except BaseExceptionGroup as group:
+            if len(group.exceptions) == 1 and group.exceptions[0] is error:
+                return error
+            return group
+        except BaseException as other:  # noqa: BLE001  # the caller raises what we return
+            return other
+        return None if swallowed else error
+
+
+@final
+class Lease:
+    """The right to generate, for the length of the scope that gave it."""
+
+    def __init__(self, waits: Waits, claim: Claim, scope: trio.CancelScope) -> None:
+        self._waits = waits
+        self._claim = claim
+        self._scope = scope
+        self._cut_by: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.state.value} slots={self.slots}>"
+
+    @property
+    def slot(self) -> int | None:
+        """The slot's id, the first of several; None while parked, after the end, and with control off."""
+        slots = self._claim.slots
+        return slots[0] if slots else None
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The ids of all slots that are held now."""
+        return self._claim.slots
+
+    @property
+    def state(self) -> LeaseState:
+        """Where the lease stands."""
+        return self._claim.state
+
+    def parked(self, cost: Cost | None = None) -> Parked:
+        """Give the slot back for the length of a block: ``async with lease.parked() as parked:``.
+
+        Entering never blocks: the slot has gone to the next in line before the body runs. Finishing the
+        block waits for a slot again, ahead of newcomers, and is a checkpoint. Any other way out ends the
+        lease at once: it waits for no slot, the rest of the lease's scope is cancelled, and `LeaseLost` leaves
+        that scope unless another error does. So a deadline for what the block waits for belongs inside it.
+
+        When the park budget refuses, the slot is kept and ``parked.refused`` is true.
+
+        Args:
+            cost: What the lease shall take when it comes back; None = what it took before. The block may
+                still change it through ``parked.cost``.
+
+        Raises:
+            RuntimeError: on entry, if the lease is not held.
+        """
+        return Parked(self, cost)
+
+    @enable_ki_protection
+    def issue_ticket(self, ttl: float) -> ResumeTicket | None:
+        """Return a ticket with which a later reservation of this flow returns like a parked holder.
+
+        There is one for each lease; asking again returns the same. It counts against the park budget until it
+        is used or has expired, and None is returned when the budget refuses it.
+
+        Args:
+            ttl: Seconds from now until it expires, above 0.
+
+        Raises:
+            RuntimeError: if the lease has ended.
+        """
+        if not ttl > 0:
+            raise ValueError(f"ttl must be above 0 seconds, not {ttl!r}")
+        return self._waits.core.issue_ticket(self._claim, ttl, default_threads())
+
+    def _lose(self, cut_by: BaseException) -> None:
+        """End the lease in mid-scope: give everything back, and stop the rest of the scope."""
+        self._waits.core.leave(self._claim, lost=True)
+        self._cut_by = cut_by
+        self._scope.cancel(reason="the lease was lost in a park")
+
+
+@final
+class Parked:
+    """A lease without its slot, for the length of a block. Made by `Lease.parked`."""
+
+    nursery: trio.Nursery
+    """Runs tasks for the time without a slot, the wait to return included; then they are cancelled."""
+
+    def __init__(self, lease: Lease, cost: Cost | None) -> None:
+        self._lease = lease
+        self._waits = lease._waits  # the lease's own parts, here and below
+        self._claim = lease._claim
+        self._bare = BareNursery()
+        self._task: trio.lowlevel.Task | None = None
+        self.cost = cost or self._claim.cost
+        """What the lease takes when it comes back."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether the park budget refused, so that the slot is kept during the block."""
+        return self._claim.refused
+
+    @property
+    def position(self) -> int:
+        """Place in the line on the way back, 1 = next; 0 while it does not wait."""
+        return self._waits.core.position(self._claim)
+
+    @property
+    def estimated_wait(self) -> float | None:
+        """Expected wait for a slot, in seconds; 0 while it does not wait, None before any measurement."""
+        return self._waits.core.estimated_wait(self._claim)
+
+    def unparked(self) -> Held:
+        """Hold a slot for the length of a block inside this one: ``async with parked.unparked() as held:``.
+
+        Entering waits for a slot, ahead of newcomers; if that wait is cut the lease is simply still parked.
+        Leaving waits for the tasks of ``held.nursery``, then gives the slot on. In a refused park it does
+        nothing but run its block and nursery.
+
+        Raises:
+            RuntimeError: on entry, from another task than the one that entered the park.
+        """
+        return Held(self)
+
+    @enable_ki_protection
+    async def __aenter__(self) -> Parked:
+        self._waits.core.park(self._claim, default_threads())
+        self._task = trio.lowlevel.current_task()
+        self.nursery = await self._bare.open()
+        return self
+
+    @enable_ki_protection
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        cut_by = error
+        if error is None:
+            try:
+                await self._come_back()
+            except BaseException as cut:  # noqa: BLE001  # whatever it is ends the lease, and leaves below
+                cut_by = cut
+        lose = self._lease._lose
+        if cut_by is not None:
+            lose(cut_by)
+        self.nursery.cancel_scope.cancel(reason="the park ended")
+        leaving = await self._bare.close(cut_by)
+        if leaving is not None:
+            lose(leaving)  # a task's error ends the lease too, and explains why the wait was cut
+            if leaving is not error:
+                raise leaving
+        return leaving is None
+
+    async def _come_back(self) -> None:
+        # Cancellation first: a deadline that passed during the body must show, also while slots are free.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        require(Move.RETURN, self._claim.state)
+        self._waits.core.come_back(self._claim, self.cost)
+        if self._claim.state is RETURNING:
+            await self._waits.for_grant(self._claim)
+
+
+@final
+class Held:
+    """A slot held for the length of a block inside a park. Made by `Parked.unparked`."""
+
+    nursery: trio.Nursery
+    """Its tasks are waited for before the slot goes on."""
+
+    def __init__(self, parked: Parked) -> None:
+        self._parked = parked
+        self._waits = parked._waits
+        self._claim = parked._claim
+        self._bare = BareNursery()
+
+    @property
+    def slot(self) -> int | None:
+        """The slot's id, as `Lease.slot`."""
+        slots = self._claim.slots
+        return slots[0] if slots else None
+
+    @enable_ki_protection
+    async def __aenter__(self) -> Held:
+        if self._parked._task is not trio.lowlevel.current_task():
+            raise RuntimeError("only the task that entered the park may unpark")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        core, claim = self._waits.core, self._claim
+        if claim.state is not PARKED:
+            require(Move.UNPARK, claim.state)
+        if not claim.refused and not claim.open:
+            core.unpark(claim)
+        try:
+            if claim.state is RETURNING:
+                await self._waits.for_grant(claim)
+            else:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+        except BaseException:
+            self._give_on()
+            raise
+        self.nursery = await self._bare.open()
+        return self
+
+    @enable_ki_protection
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        leaving = await self._bare.close(error)
+        self._give_on()
+        if leaving is not None and leaving is not error:
+            raise leaving
+        return leaving is None
+
+    def _give_on(self) -> None:
+        if self._claim.state in {RETURNING, HELD_AGAIN}:
+            self._waits.core.repark(self._claim)
+
+
+def lost(lease: Lease) -> LeaseLost | None:
+    """Return the error that says that the lease was lost, if it was."""
+    if lease._cut_by is None:
+        return None
+    error = LeaseLost("the park ended in another way than by finishing its block")
+    error.__cause__ = lease._cut_by
+    return error

@@ -1,0 +1,236 @@
+"""Who waits, and in what order they are served. Knows nothing of how many slots are free.
+
+Returning holders stand ahead of everybody, in the order in which they came back. Newcomers of one priority
+form a class, and inside a class flows share by start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair
+Queueing", SIGCOMM 1996): each flow has the virtual time at which its latest request finishes, a request
+starts at the later of that and the class's virtual time, and the smallest start is served next. Two things
+differ from the paper. Only a flow's first waiter carries a start tag, so that one which leaves the line has
+cost its flow nothing. And the virtual time moves with what newcomers are granted, not with returns, which
+are charged to their flow but jump the queue.
+
+With one flow in one class all of this comes down to first come, first served.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ._claim import Claim
+
+
+class Flow:
+    """One flow inside one class; forgotten when it neither holds nor waits."""
+
+    __slots__ = ("finish", "holding", "listed", "start", "waiters")
+
+    def __init__(self, virtual_time: float) -> None:
+        self.finish = virtual_time
+        self.start = virtual_time  # of its first waiter
+        self.holding = 0
+        self.listed = False  # has an entry in the class's heap
+        self.waiters: OrderedDict[Claim, None] | None = None  # made for the first that waits
+
+
+class PriorityClass:
+    """The waiters of one priority, by flow.
+
+    Each flow that waits has exactly one entry in the heap. The entry may lag behind the flow (its first
+    waiter left, its start was charged); it can only be too early, so it is put right when it surfaces.
+    """
+
+    def __init__(self, priority: int) -> None:
+        self.priority = priority
+        self.virtual_time = 0.0
+        self.flows: dict[str, Flow] = {}
+        self._heap: list[tuple[float, int, str, Flow]] = []
+        self._dead = 0  # entries of forgotten flows
+
+    def flow(self, name: str) -> Flow:
+        """Return the flow of that name, new if it was forgotten."""
+        flow = self.flows.get(name)
+        if flow is None:
+            flow = self.flows[name] = Flow(self.virtual_time)
+        return flow
+
+    def add(self, claim: Claim) -> None:
+        """Let a newcomer join the end of its flow."""
+        flow = self.flow(claim.flow)
+        if flow.waiters is None:
+            flow.waiters = OrderedDict()
+        if not flow.waiters:
+            flow.start = max(self.virtual_time, flow.finish)
+        flow.waiters[claim] = None
+        if not flow.listed:
+            flow.listed = True
+            heapq.heappush(self._heap, (flow.start, claim.id, claim.flow, flow))
+
+    def remove(self, claim: Claim) -> None:
+        """Take a newcomer out that was not granted. It has cost its flow nothing."""
+        flow = self.flows[claim.flow]
+        assert flow.waiters is not None
+        del flow.waiters[claim]
+        self._forget(claim.flow, flow)
+
+    def _forget(self, name: str, flow: Flow) -> None:
+        if flow.holding or flow.waiters:
+            return
+        del self.flows[name]
+        # Its entry would stay in the heap for as long as the head is stuck, and clients that come, give up
+        # and come again would pile entries up.
+        if flow.listed:
+            self._dead += 1
+            if self._dead > len(self._heap) // 2 + 8:
+                self._heap = [entry for entry in self._heap if self.flows.get(entry[2]) is entry[3]]
+                heapq.heapify(self._heap)
+                self._dead = 0
+
+    def head(self) -> Claim | None:
+        """Return who is served next in this class."""
+        while self._heap:
+            start, number, name, flow = self._heap[0]
+            if not flow.waiters:
+                flow.listed = False
+                heapq.heappop(self._heap)
+                self._dead -= self.flows.get(name) is not flow
+                continue
+            first = next(iter(flow.waiters))
+            if (flow.start, first.id) == (start, number):
+                return first
+            heapq.heapreplace(self._heap, (flow.start, first.id, name, flow))
+        return None
+
+    def grant(self, claim: Claim, amount: float, *, newcomer: bool) -> None:
+        """Book a grant on the claim's flow, and take a newcomer out of its place if it has one."""
+        flow = self.flow(claim.flow)
+        start = flow.start if flow.waiters else max(self.virtual_time, flow.finish)
+        if newcomer:
+            self.virtual_time = max(self.virtual_time, start)
+            if flow.waiters:
+                flow.waiters.pop(claim, None)
+        flow.finish = flow.start = start + amount / claim.weight
+        flow.holding += 1
+
+    def release(self, claim: Claim) -> None:
+        """Note that the claim's flow holds one lease less."""
+        flow = self.flows[claim.flow]
+        flow.holding -= 1
+        self._forget(claim.flow, flow)
+
+    def order(self, charge: Callable[[Claim], float]) -> Iterator[Claim]:
+        """Yield the waiters in the order in which they would be served from now on."""
+        heads: list[tuple[float, int, Claim, Iterator[Claim]]] = []
+        for flow in self.flows.values():
+            if flow.waiters:
+                rest = iter(tuple(flow.waiters))
+                first = next(rest)
+                heads.append((flow.start, first.id, first, rest))
+        heapq.heapify(heads)
+        while heads:
+            start, _, claim, rest = heads[0]
+            yield claim
+            following = next(rest, None)
+            if following is None:
+                heapq.heappop(heads)
+            else:
+                start += charge(claim) / claim.weight
+                heapq.heapreplace(heads, (start, following.id, following, rest))
+
+
+class Line:
+    """Everybody who waits: returning holders, then the classes of newcomers.
+
+    ``newcomers`` is the number of claims in the classes.
+    """
+
+    def __init__(self, aging: float | None) -> None:
+        self._aging = aging
+        self.returning: OrderedDict[Claim, None] = OrderedDict()
+        self.newcomers = 0
+        self._classes: dict[int, PriorityClass] = {}
+
+    def __len__(self) -> int:
+        return len(self.returning) + self.newcomers
+
+    def class_of(self, claim: Claim) -> PriorityClass:
+        """Return the claim's class, new if there is none of its priority."""
+        found = self._classes.get(claim.priority)
+        if found is None:
+            found = self._classes[claim.priority] = PriorityClass(claim.priority)
+        return found
+
+    def add(self, claim: Claim) -> None:
+        """Let a newcomer join."""
+        self.class_of(claim).add(claim)
+        self.newcomers += 1
+
+    def add_returning(self, claim: Claim) -> None:
+        """Let a holder join who comes back."""
+        self.returning[claim] = None
+
+    def remove(self, claim: Claim) -> None:
+        """Take a claim out that was not granted."""
+        if claim in self.returning:
+            del self.returning[claim]
+        else:
+            found = self._classes[claim.priority]
+            found.remove(claim)
+            self.newcomers -= 1
+            self._forget(found)
+
+    def grant(self, claim: Claim, amount: float, *, queued: bool) -> None:
+        """Book a grant; ``amount`` is the share of the pool. A ``queued`` claim leaves its place."""
+        returning = claim in self.returning
+        self.class_of(claim).grant(claim, amount, newcomer=not returning)
+        if returning:
+            del self.returning[claim]
+        elif queued:
+            self.newcomers -= 1
+
+    def release(self, claim: Claim) -> None:
+        """Note that a granted claim holds nothing any more."""
+        found = self._classes[claim.priority]
+        found.release(claim)
+        self._forget(found)
+
+    def _forget(self, found: PriorityClass) -> None:
+        if not found.flows and found.priority:
+            del self._classes[found.priority]  # the usual class stays; others must not pile up
+
+    def waiting_of_flow(self, name: str) -> int:
+        """Return how many newcomers of one flow wait."""
+        flows = (found.flows.get(name) for found in self._classes.values())
+        return sum(len(flow.waiters) for flow in flows if flow is not None and flow.waiters)
+
+    def head(self, now: float) -> Claim | None:
+        """Return who is served next. Costs O(log n) for each distinct priority that waits."""
+        if self.returning:
+            return next(iter(self.returning))
+        if not self.newcomers:
+            return None
+        if len(self._classes) == 1:
+            (only,) = self._classes.values()
+            return only.head()
+        heads = (found.head() for found in self._classes.values())
+        return min((head for head in heads if head is not None), key=lambda claim: self._rank(claim, now))
+
+    def order(self, now: float, charge: Callable[[Claim], float]) -> list[Claim]:
+        """Return everybody in the order in which they would be served from now on."""
+        classes = [found.order(charge) for found in self._classes.values()]
+        # Merging by the heads alone is what the service does, too: a class's next counts, not its others.
+        newcomers = heapq.merge(*classes, key=lambda claim: self._rank(claim, now))
+        return [*self.returning, *newcomers]
+
+    def newcomers_in_any_order(self) -> list[Claim]:
+        """Return all newcomers."""
+        flows = (flow for found in self._classes.values() for flow in found.flows.values())
+        return [claim for flow in flows for claim in flow.waiters or ()]
+
+    def _rank(self, claim: Claim, now: float) -> tuple[float, float, int]:
+        aged = math.floor((now - claim.since) / self._aging) if self._aging is not None else 0
+        return (-(claim.priority + aged), claim.since, claim.id)

@@ -1,0 +1,296 @@
+"""The pool that tasks see."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ._budget import ParkBudget, ResumeTicket
+from ._claim import Claim
+from ._config import AdmissionConfig
+from ._core import Core
+from ._lease import Waits
+from ._records import ONE_SLOT, Cost
+from ._reservation import Admission, Reserving
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ._lease import Lease
+    from ._records import Instrument, PoolStatistics, Waiting
+
+
+class _Default(enum.Enum):
+    CONFIG = "as the pool's config says"
+
+
+FROM_CONFIG: Final = _Default.CONFIG
+MaxWait: TypeAlias = float | Literal[_Default.CONFIG] | None
+
+DEFAULT_CONFIG: Final = AdmissionConfig()
+_run_budget: trio.lowlevel.RunVar[ParkBudget] = trio.lowlevel.RunVar("trio_admission.park_budget")
+
+
+class SlotPool:
+    """The slots of one backend and the line in front of them.
+
+    A slot belongs to a scope: it is held from the entry of ``async with pool.admit()`` to its exit, whatever
+    way that is left. A pool belongs to one `trio.run` at a time, and to its thread.
+
+    Args:
+        slots: How many decoding sequences there are, at least 1.
+        name: What statistics and events call the pool.
+        kv_tokens: Tokens of KV cache that all leases together may commit; None = not counted.
+        config: Limits and times; see `AdmissionConfig`.
+        park_budget: How many leases may be parked at once; None = the budget that all pools of a Trio run
+            share, whose limit follows from their slots (`ParkBudget`).
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        *,
+        name: str = "",
+        kv_tokens: int | None = None,
+        config: AdmissionConfig = DEFAULT_CONFIG,
+        park_budget: ParkBudget | None = None,
+    ) -> None:
+        _require_count("slots", slots)
+        if kv_tokens is not None:
+            _require_count("kv_tokens", kv_tokens)
+        self._own_budget = park_budget
+        self._core = Core(
+            name,
+            slots,
+            kv_tokens if config.kv_budget else None,
+            config,
+            park_budget or ParkBudget(0),  # without one of its own, it gets that of its run on arrival
+            trio.current_time,
+        )
+        self._waits = Waits(self._core)
+        self._run: trio.lowlevel.TrioToken | None = None
+        self._drained: trio.Event | None = None
+
+    def __repr__(self) -> str:
+        core = self._core
+        return (
+            f"<SlotPool {core.name!r}: {core.held.slots} of {core.slots} slots held,"
+            f" {core.line.newcomers} waiting, {len(core.parked)} parked>"
+        )
+
+    @property
+    def name(self) -> str:
+        """The pool's name."""
+        return self._core.name
+
+    @property
+    def config(self) -> AdmissionConfig:
+        """The pool's settings."""
+        return self._core.config
+
+    @property
+    def suspension(self) -> str | None:
+        """Why grants are held back, the latest reason of those given to `suspended`; None = they are not."""
+        return self._core.suspensions[-1] if self._core.suspensions else None
+
+    def admit(
+        self,
+        *,
+        cost: Cost = ONE_SLOT,
+        flow: str = "",
+        weight: float = 1.0,
+        priority: int = 0,
+        prefer_slot: int | None = None,
+        ticket: ResumeTicket | str | None = None,
+        parent: Lease | None = None,
+        max_wait: MaxWait = FROM_CONFIG,
+    ) -> Admission:
+        """Wait for a lease, hold it for the block, and give it back: ``async with pool.admit() as lease:``.
+
+        Entering is a checkpoint and blocks until a slot is granted; leaving never blocks.
+
+        Args:
+            cost: What the request takes.
+            flow: On whose behalf. Flows share the slots fairly, whatever number of requests each has waiting.
+            weight: The flow's share in relation to others, above 0.
+            priority: Higher is served first; `AdmissionConfig.aging` keeps the others from starving.
+            prefer_slot: An id to be given if it is free. Never a reason to wait.
+            ticket: A resume ticket of this pool and flow. One that is used, expired or another flow's is
+                ignored.
+            parent: A lease of this pool on whose behalf this one works. While the parent is inside a park
+                that was refused, and so keeps its slot, the child may borrow that slot.
+            max_wait: Seconds from arrival after which the wait is given up, 0 = now or never, None = no
+                limit. Without it, the pool's config says.
+
+        Raises:
+            LineFull: on entry, if there is no slot and no place in the line. Nothing was queued.
+            WaitTimeout: on entry, when ``max_wait`` has passed. Nothing is left behind.
+            PoolClosed: on entry, if the pool is closed, or is closed during the wait.
+            LeaseLost: on exit, if a park ended in another way than by finishing its block.
+        """
+        claim = self._claim(cost, flow, weight, priority, prefer_slot, max_wait)
+        return Admission(self._waits, claim, self._lender(parent), _token(ticket), self._enter_run)
+
+    def reserve(
+        self,
+        *,
+        cost: Cost = ONE_SLOT,
+        flow: str = "",
+        weight: float = 1.0,
+        priority: int = 0,
+        prefer_slot: int | None = None,
+        ticket: ResumeTicket | str | None = None,
+        parent: Lease | None = None,
+        max_wait: MaxWait = FROM_CONFIG,
+    ) -> Reserving:
+        """Arrive, and get a lease at once or a place in the line: ``async with pool.reserve() as reservation:``.
+
+        Entering is a checkpoint but never waits for a slot; leaving never blocks, and gives back the lease or
+        the place. The order of entering is the order of arrival. The arguments are those of `admit`.
+
+        Raises:
+            LineFull: on entry, if there is no slot and no place in the line. Nothing was queued.
+            PoolClosed: on entry, if the pool is closed.
+            LeaseLost: on exit, if a park ended in another way than by finishing its block.
+        """
+        claim = self._claim(cost, flow, weight, priority, prefer_slot, max_wait)
+        return Reserving(self._waits, claim, self._lender(parent), _token(ticket), self._enter_run)
+
+    def statistics(self) -> PoolStatistics:
+        """Return the counts of this moment."""
+        return self._core.statistics()
+
+    def waiting(self) -> list[Waiting]:
+        """Return everybody who waits, in the order in which they would be served from now on."""
+        return self._core.waiting()
+
+    def estimated_wait(self) -> float | None:
+        """Return how long a newcomer would wait, in seconds; 0 = not at all, None before any measurement.
+
+        It follows from a moving average of the times for which slots were held, and the length of the line.
+        """
+        return self._core.estimated_wait()
+
+    @enable_ki_protection
+    def resize(self, slots: int | None = None, *, kv_tokens: int | None = None) -> None:
+        """Change the pool's size; None leaves a size as it is.
+
+        Growing admits those who wait the longest at once. Shrinking throws nobody out: nobody enters until
+        what is held is below the new size, and ids at or above it retire when they come back.
+        """
+        if slots is not None:
+            _require_count("slots", slots)
+        if kv_tokens is not None:
+            _require_count("kv_tokens", kv_tokens)
+        self._core.resize(slots, kv_tokens if self.config.kv_budget else None)
+
+    def suspended(self, reason: str) -> Suspension:
+        """Hold all grants for the length of a block: ``with pool.suspended("restarting"):``.
+
+        The line stays, and grows; holders stay. Blocks may overlap: grants go on when the last has ended.
+        """
+        return Suspension(self._core, reason)
+
+    @enable_ki_protection
+    def close(self) -> None:
+        """Refuse newcomers for ever; those in the line get `PoolClosed`. Holders, parked or not, go on."""
+        self._core.close()
+
+    @enable_ki_protection
+    async def drained(self) -> None:
+        """Wait until nothing is held, waiting, parked or returning, whether the pool is closed or not."""
+        await trio.lowlevel.checkpoint()
+        while not self._core.idle:
+            if self._drained is None:
+                self._drained = trio.Event()
+                self._core.on_idle = self._drained.set
+            await self._drained.wait()
+            self._drained = self._core.on_idle = None
+
+    @enable_ki_protection
+    def add_instrument(self, instrument: Instrument) -> None:
+        """Call ``instrument`` with a `PoolEvent` after each change from now on."""
+        self._core.announcer.instruments.append(instrument)
+
+    @enable_ki_protection
+    def remove_instrument(self, instrument: Instrument) -> None:
+        """Call it no more.
+
+        Raises:
+            ValueError: if it is not there, for example since it has raised.
+        """
+        self._core.announcer.instruments.remove(instrument)
+
+    def _claim(
+        self,
+        cost: Cost,
+        flow: str,
+        weight: float,
+        priority: int,
+        prefer_slot: int | None,
+        max_wait: MaxWait,
+    ) -> Claim:
+        if not 0 < weight < float("inf"):
+            raise ValueError(f"weight must be above 0, not {weight!r}")
+        if max_wait is FROM_CONFIG:
+            max_wait = self._core.config.max_wait
+        elif max_wait is not None and not max_wait >= 0:
+            raise ValueError(f"max_wait must be None or at least 0 seconds, not {max_wait!r}")
+        claim = Claim(cost, flow, weight, priority, max_wait)
+        if prefer_slot is not None:
+            claim.preferred = (prefer_slot,)
+        return claim
+
+    def _lender(self, parent: Lease | None) -> Claim | None:
+        # A lease of another pool has no slot that would be of use here.
+        return parent._claim if parent is not None and parent._waits is self._waits else None
+
+    def _enter_run(self) -> None:
+        """Notice that the pool is used in another Trio run than before."""
+        run = trio.lowlevel.current_trio_token()
+        if run is self._run:
+            return
+        if self._run is not None and not self._core.idle:
+            raise RuntimeError("a pool belongs to one Trio run at a time, and this one is in use in another")
+        self._run = run
+        self._waits.forget_channels()
+        if self._own_budget is None:
+            try:
+                budget = _run_budget.get()
+            except LookupError:
+                budget = ParkBudget._by_threads()
+                _run_budget.set(budget)
+            self._core.use_budget(budget)
+
+
+@final
+class Suspension:
+    """What `SlotPool.suspended` returns."""
+
+    def __init__(self, core: Core, reason: str) -> None:
+        self._core = core
+        self._reason = reason
+
+    @enable_ki_protection
+    def __enter__(self) -> None:
+        self._core.suspend(self._reason)
+
+    @enable_ki_protection
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._core.resume(self._reason)
+
+
+def _require_count(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def _token(ticket: ResumeTicket | str | None) -> str | None:
+    return ticket.token if isinstance(ticket, ResumeTicket) else ticket
