@@ -1,0 +1,103 @@
+"""One llama-server by its name: its HTTP client, its pool, and what it has said of itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from trio_admission import SlotPool
+
+from .problems import ProblemError
+from .upstream import Upstream
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from .settings import Settings
+
+log: Final = logging.getLogger(__name__)
+
+# A question about the server itself is answered in milliseconds, or something is wrong with it.
+_PATIENCE: Final = 2.0
+_FIRST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 30.0
+
+
+class Backend:
+    """One llama-server.
+
+    ``pool`` begins with the slots that were configured, or one, and is resized when the server says how
+    many it has: never more requests go upstream than that, so the line is here and not in the server.
+    """
+
+    def __init__(
+        self, name: str, settings: Settings, transport: httpx2.AsyncBaseTransport | None = None
+    ) -> None:
+        self.name = name
+        self.upstream = Upstream(settings, transport)
+        self.pool = SlotPool(settings.slots or 1, name=name, config=settings.admission)
+        self._configured = settings.slots
+        self._last_word = ""
+
+    async def learn(self) -> None:
+        """Ask the server for its number of slots until it has said one, and resize the pool to it.
+
+        Blocks until then. Questions come at longer and longer intervals, at most 30 s.
+        """
+        pause = _FIRST_PAUSE
+        while (slots := await self._total_slots()) is None:
+            await trio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        if self._configured is not None and slots < self._configured:
+            log.warning("backend %s has %d slots, not the %d configured", self.name, slots, self._configured)
+        self.pool.resize(slots=min(slots, self._configured or slots))
+        log.info("backend %s: %d of its %d slots are used", self.name, self.pool.statistics().slots, slots)
+
+    async def ready(self) -> bool:
+        """Ask the server whether it can work now. Blocks for 2 s at most."""
+        word = await self._health()
+        if word != self._last_word:
+            log.info("backend %s: %s", self.name, word)
+            self._last_word = word
+        return word == "ready"
+
+    async def _health(self) -> str:
+        with trio.move_on_after(_PATIENCE):
+            try:
+                answer = await self.upstream.fetch("GET", "/health")
+            except ProblemError:
+                return "unreachable"
+            if answer.status != 200:
+                return "loading" if answer.status == 503 else f"/health answers {answer.status}"
+            said = _json_object(answer.body)
+            return "ready" if said.get("status") == "ok" else "/health answers something else"
+        return "too slow"
+
+    async def _total_slots(self) -> int | None:
+        with trio.move_on_after(_PATIENCE):
+            try:
+                answer = await self.upstream.fetch("GET", "/props")
+            except ProblemError:
+                return None
+            slots = _json_object(answer.body).get("total_slots")
+            if answer.status == 200 and type(slots) is int and slots >= 1:
+                return slots
+            if answer.status != 503:  # 503 = it still loads its model
+                log.warning(
+                    "backend %s does not say how many slots it has (/props: status %d); going on with %d",
+                    self.name,
+                    answer.status,
+                    self.pool.statistics().slots,
+                )
+        return None
+
+
+def _json_object(body: bytes) -> dict[str, object]:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
