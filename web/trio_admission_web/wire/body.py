@@ -90,11 +90,30 @@ def read_limit(body: Mapping[str, Any], *names: str) -> int | None:
     return None if not limits or min(limits) < 0 else max(limits)
 
 
+def read_choices(body: Mapping[str, Any]) -> int:
+    """How many answers llama-server is asked for to one prompt."""
+    return read_count(body, "n" if body.get("n_cmpl") is None else "n_cmpl")
+
+
+def count_inputs(value: Any) -> int:
+    """How many inputs llama-server sees in a prompt or an embedding's input."""
+    if not isinstance(value, list) or any(isinstance(item, int | float) for item in value):
+        return 1  # one text; or one list of tokens, which may have texts among them
+    return max(1, len(value))
+
+
+def require(body: Mapping[str, Any], name: str) -> Any:
+    """A field that must be there."""
+    if name not in body:
+        _refuse(f"'{name}' is missing.", name)
+    return body[name]
+
+
 def read_list(body: Mapping[str, Any], name: str) -> list[Any]:
     """A field that must be there and be a list."""
-    value = body.get(name)
+    value = require(body, name)
     if not isinstance(value, list):
-        _refuse(f"'{name}' must be a list." if name in body else f"'{name}' is missing.", name)
+        _refuse(f"'{name}' must be a list.", name)
     return value
 
 

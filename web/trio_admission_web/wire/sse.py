@@ -75,6 +75,10 @@ def _last_event_end(buffer: bytearray, start: int) -> int:
 
 def split_events(events: bytes) -> Iterator[bytes]:
     """Cut complete events apart; each keeps its line ends and its blank line."""
+    if b"\r" not in events:
+        for event in events.split(b"\n\n")[:-1]:
+            yield event + b"\n\n"
+        return
     start = 0
     for match in _BLANK_LINES.finditer(events):
         yield events[start : match.end()]

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from trio_admission_web.problems import Problem, ProblemError, bad_gateway, upstream_error
 
 from .sse import EventScanner, read_fields, split_events
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Streamed(ABC):
     """The answering half of an `Exchange` whose backend sends events.
 
     A dialect says which events are worth a look (`_marks`), which one is the last (`_is_last`) and how the
-    events become one answer (`_fold`, `_assemble`). On the way to a streaming client, bytes without a mark
+    events become one answer (`_fold`, `_assemble`). On the way to a streaming client, events without a mark
     are not read.
     """
 
     stream: bool
 
-    _marks: ClassVar[tuple[bytes, ...]]
+    _marks: tuple[bytes, ...]
     """Every last event and every error contains one of these; other events may."""
 
     def __init__(self) -> None:
@@ -45,11 +42,9 @@ class Streamed(ABC):
             return b""
         events = self._scanner.feed(data)
         if not self.stream:
-            self._take(events, fold=True)
+            self._take(events)
             return b""
-        if any(mark in events for mark in self._marks):
-            return self._take(events, fold=False)
-        return events
+        return self._take(events) if self._is_marked(events) else self._pass(events)
 
     def answer(self) -> bytes:
         """See `Exchange.answer`."""
@@ -59,60 +54,88 @@ class Streamed(ABC):
             raise ProblemError(bad_gateway())
         return dump(self._assemble())
 
+    def error_body(self, problem: Problem) -> bytes:
+        """See `Exchange.error_body`."""
+        return dump(problem.openai())
+
     @abstractmethod
     def error_event(self, problem: Problem) -> bytes:
         """See `Exchange.error_event`."""
 
     @abstractmethod
-    def _is_last(self, fields: Mapping[bytes, bytes]) -> bool:
-        """Whether this event ends a complete answer."""
+    def _is_last(self, data: bytes, chunk: dict[str, Any]) -> bool:
+        """Whether this event ends a complete answer; asked once for each event that is read.
 
-    @abstractmethod
-    def _fold(self, chunk: dict[str, Any]) -> None:
-        """Add the data of an event to the answer.
-
-        Raises:
-            ValueError, TypeError, KeyError: the data is not of this dialect.
+        Args:
+            data: the event's data.
+            chunk: the JSON in it, empty for `[DONE]` and null.
         """
 
     @abstractmethod
-    def _assemble(self) -> dict[str, Any]:
+    def _fold(self, chunk: dict[str, Any]) -> None:
+        """Add the JSON of an event to the answer.
+
+        Raises:
+            ValueError, TypeError, LookupError, AttributeError: it is not of this dialect.
+        """
+
+    @abstractmethod
+    def _assemble(self) -> object:
         """The answer, from what was folded; ProblemError if that is not a complete one."""
 
-    def _end_failed(self, event: bytes, failure: Problem) -> bytes:  # noqa: ARG002 - for dialects that pass it on
-        """What a client is sent for the event that brought the failure."""
+    def _pass(self, events: bytes) -> bytes:
+        """Let events through to the client."""
+        return events
+
+    def _fail(self, failure: Problem, event: bytes | None) -> bytes:  # noqa: ARG002 - some dialects pass it on
+        """End the stream and return what a client is sent.
+
+        Args:
+            failure: what went wrong.
+            event: the event that says so in an `error` member of its data; None if it says so in another way.
+        """
+        self.failure = failure
+        self.finished = True
         return self.error_event(failure)
 
-    def _take(self, events: bytes, *, fold: bool) -> bytes:
-        passed = []
-        for event in split_events(events):
-            fields = read_fields(event)
-            failure = _failure_in(fields)
-            if failure is None and fold:
-                failure = self._fold_data(fields.get(b"data"))
-            if failure is not None:
-                self.failure = failure
-                self.finished = True
-                passed.append(self._end_failed(event, failure))
-                break
-            passed.append(event)
-            if self._is_last(fields):
-                self.finished = True
-                break
-        return b"".join(passed)
+    def _is_marked(self, events: bytes) -> bool:
+        return any(mark in events for mark in self._marks)
 
-    def _fold_data(self, data: bytes | None) -> Problem | None:
-        if data is None or data == DONE:
-            return None
+    def _take(self, events: bytes) -> bytes:
+        taken = []
+        for event in split_events(events):
+            read = not self.stream or self._is_marked(event)
+            taken.append(self._read(event) if read else self._pass(event))
+            if self.finished:
+                break
+        return b"".join(taken)
+
+    def _read(self, event: bytes) -> bytes:
+        fields = read_fields(event)
+        if b"error" in fields:  # where servers before 2026 put the error
+            return self._fail(upstream_error(500, fields[b"error"]), None)
+        if b"data" not in fields:
+            return self._pass(event)
+        data = fields[b"data"]
         try:
-            self._fold(load(data))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return bad_gateway()
-        return None
+            chunk = {} if data == DONE else load(data) or {}
+            if chunk.get("error"):
+                return self._fail(upstream_error(500, data), event)
+            if fields.get(b"event") == b"error":
+                return self._fail(upstream_error(500, data), None)
+            self.finished = self._is_last(data, chunk)
+            if chunk and not self.stream:
+                self._fold(chunk)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return self._fail(bad_gateway(), None)
+        return self._pass(event)
 
 
 DONE = b"[DONE]"
-"""The data of the last event in the OpenAI dialects."""
+"""The data of the last event in the older OpenAI dialects."""
+
+ERROR_MARKS = (b'"error"', b"error:", b"event: error", b"event:error")
+"""What an event that brings an error contains, in all the forms that backends have used."""
 
 
 def load(data: bytes) -> Any:
@@ -124,19 +147,3 @@ def dump(value: object) -> bytes:
     """Write JSON as compactly as the backend does, non-ASCII text as it is."""
     # A lone surrogate has no UTF-8; Python's backslash form of it is the JSON escape that it came from.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
-
-
-def _failure_in(fields: Mapping[bytes, bytes]) -> Problem | None:
-    """The error that an event brings, in any of the forms that backends have used."""
-    data = fields.get(b"data", b"")
-    if b"error" in fields:  # servers before 2026 put the object into a field of this name
-        return upstream_error(500, fields[b"error"])
-    if fields.get(b"event") == b"error":
-        return upstream_error(500, data)
-    if b'"error"' not in data:
-        return None
-    try:
-        chunk = load(data)
-    except (ValueError, RecursionError):
-        return None
-    return upstream_error(500, data) if isinstance(chunk, dict) and chunk.get("error") else None

@@ -1,0 +1,51 @@
+"""OpenAI text completions: `/v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .body import (
+    count_inputs,
+    read_choices,
+    read_count,
+    read_flag,
+    read_limit,
+    read_object,
+    read_text,
+    require,
+)
+from .choices import AS_STREAM, LIMITS, Choice, Choices
+from .splice import splice
+
+
+class Completions(Choices):
+    """A text completion of one or several prompts; see `Exchange`."""
+
+    path = "/v1/completions"
+    _object = "text_completion"
+
+    def __init__(self, raw: bytes) -> None:
+        super().__init__()
+        body = read_object(raw)
+        prompts = count_inputs(require(body, "prompt"))
+        self.model = read_text(body, "model")
+        self.stream = read_flag(body, "stream")
+        self.slots = prompts * max(read_choices(body), read_count(body, "best_of"))
+        self.output_limit = read_limit(body, *LIMITS)
+        self.upstream_body = raw if self.stream else splice(raw, AS_STREAM)
+
+    def _new_choice(self) -> Choice:
+        return _TextChoice()
+
+
+class _TextChoice(Choice):
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: list[str] = []
+
+    def fold(self, part: dict[str, Any]) -> None:
+        self._pieces.append(part.pop("text"))
+        super().fold(part)
+
+    def assemble(self) -> dict[str, Any]:
+        return self._members | {"text": "".join(self._pieces), "logprobs": self._logprobs or None}

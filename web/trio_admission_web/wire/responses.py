@@ -1,0 +1,82 @@
+"""OpenAI responses: `/v1/responses`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from trio_admission_web.problems import Problem, upstream_error
+
+from .body import read_choices, read_flag, read_limit, read_object, read_text, require
+from .choices import LIMITS
+from .splice import splice
+from .streamed import ERROR_MARKS, Streamed, dump
+
+_LAST = {"response.completed", "response.incomplete", "response.failed"}
+
+
+class Responses(Streamed):
+    """A response; see `Exchange`.
+
+    llama-server makes several of one request with `n`, all in one stream.
+    """
+
+    path = "/v1/responses"
+    _marks = (*(kind.encode() for kind in sorted(_LAST)), b"response.created", *ERROR_MARKS)
+
+    def __init__(self, raw: bytes) -> None:
+        super().__init__()
+        body = read_object(raw)
+        require(body, "input")
+        self.model = read_text(body, "model")
+        self.stream = read_flag(body, "stream")
+        self.slots = read_choices(body)
+        self.output_limit = read_limit(body, "max_output_tokens", *LIMITS)
+        self.upstream_body = raw if self.stream else splice(raw, {"stream": b"true"})
+        self._begun: dict[str, Any] = {}
+        self._ended: list[dict[str, Any]] = []
+        self._sent = 0  # events, which is the sequence number of the next one
+
+    def error_event(self, problem: Problem) -> bytes:
+        """See `Exchange.error_event`."""
+        told = problem.openai()["error"]
+        # SDKs raise on `error`; the other members are the event as it is documented.
+        error = {"code": problem.code, "message": problem.message, "param": problem.param, "error": told}
+        response = {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": self.model,
+            "output": [],
+            **self._begun,
+            "status": "failed",
+            "error": {"code": problem.code, "message": problem.message},
+        }
+        return self._event("error", error, 0) + self._event("response.failed", {"response": response}, 1)
+
+    def _event(self, kind: str, members: dict[str, Any], after: int) -> bytes:
+        data = dump({"type": kind, "sequence_number": self._sent + after, **members})
+        return f"event: {kind}\ndata: ".encode() + data + b"\n\n"
+
+    def _pass(self, events: bytes) -> bytes:
+        self._sent += events.count(b"\ndata:")  # every event has its name above its data
+        return events
+
+    def _is_last(self, data: bytes, chunk: dict[str, Any]) -> bool:  # noqa: ARG002
+        kind = chunk.get("type")
+        if kind == "response.created":
+            self._begun = chunk["response"]
+        if kind == "response.failed":
+            self.failure = upstream_error(500, dump(chunk["response"]))
+        elif kind in _LAST:
+            self._ended.append(chunk["response"])
+        return self.failure is not None or len(self._ended) == self.slots
+
+    def _fold(self, chunk: dict[str, Any]) -> None:
+        """Nothing: the last event has the whole response."""
+
+    def _assemble(self) -> object:
+        # The moment of the end is all that a response in one piece has and the last event has not.
+        answers = [{"completed_at": response["created_at"], **response} for response in self._ended]
+        return answers if len(answers) > 1 else answers[0]

@@ -1,0 +1,79 @@
+"""The dialects without a stream: embeddings and rerank. The backend's answer passes as it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from trio_admission_web.problems import ProblemError, bad_gateway
+
+from .body import count_inputs, read_object, read_text
+from .streamed import dump
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trio_admission_web.problems import Problem
+
+
+class Unstreamed(ABC):
+    """An `Exchange` in which no event is ever sent: an event stream is not an answer to it."""
+
+    stream = False
+    finished = False
+    failure: Problem | None = None
+    output_limit: int | None = 0
+
+    def __init__(self, raw: bytes) -> None:
+        body = read_object(raw)
+        self.model = read_text(body, "model")
+        self.slots = self._count_inputs(body)
+        self.upstream_body = raw
+
+    def keepalive(self, position: int, estimated_wait: float | None) -> bytes:  # noqa: ARG002
+        """Nothing: there is no stream to keep alive."""
+        return b""
+
+    def relay(self, data: bytes) -> bytes:  # noqa: ARG002
+        """Nothing: see `answer`."""
+        return b""
+
+    def answer(self) -> bytes:
+        """Raise `bad_gateway`: the backend sent events where JSON belongs."""
+        raise ProblemError(bad_gateway())
+
+    def error_event(self, problem: Problem) -> bytes:  # noqa: ARG002
+        """Nothing: there is no stream to tell it in."""
+        return b""
+
+    def error_body(self, problem: Problem) -> bytes:
+        """See `Exchange.error_body`."""
+        return dump(problem.openai())
+
+    @abstractmethod
+    def _count_inputs(self, body: Mapping[str, Any]) -> int:
+        """How many inputs the body has, each of which takes a slot."""
+
+
+class Embeddings(Unstreamed):
+    """OpenAI embeddings."""
+
+    path = "/v1/embeddings"
+
+    def _count_inputs(self, body: Mapping[str, Any]) -> int:
+        return count_inputs(body["input"] if "input" in body else body.get("content"))
+
+
+class NativeEmbeddings(Embeddings):
+    """llama-server's own embeddings."""
+
+    path = "/embedding"
+
+
+class Rerank(Unstreamed):
+    """Documents to put in order for a query."""
+
+    path = "/v1/rerank"
+
+    def _count_inputs(self, body: Mapping[str, Any]) -> int:
+        return count_inputs(body["documents"] if "documents" in body else body.get("texts"))
