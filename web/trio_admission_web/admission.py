@@ -101,6 +101,7 @@ class Passage:
         self._reservation: Reservation | None = None
         self._decided = trio.Event()
         self._decision: Answer | Problem | None = None
+        self._outcome = "client gone"  # unless something else ends it
         self._relay = Relay(interval=self._settings.admission.keepalive_interval, keepalive=self._keepalive)
 
     @property
@@ -153,7 +154,7 @@ class Passage:
         except (LineFull, WaitTimeout, PoolClosed) as error:
             self._fail(self._refusal(error))
         except _ReaderStalled:
-            log.warning("request %s: its client takes nothing", self.id)
+            self._outcome = "reader stalled"
             self._cut()
         except Exception:
             log.exception("request %s: a fault of the gateway", self.id)
@@ -161,6 +162,9 @@ class Passage:
         finally:
             self._relay.close()
             self._gateway.passages.discard(self)
+            log.info(
+                "request %s: %s after %.3f s", self.id, self._outcome, trio.current_time() - self.arrived
+            )
 
     async def _go(self) -> None:
         exchange, backend = self._exchange, self._gateway.backend
@@ -193,6 +197,7 @@ class Passage:
             self._decide(Answer(200, b"application/json", exchange.answer()))
         elif not exchange.finished:
             raise ProblemError(problems.bad_gateway())
+        self._outcome = exchange.failure.code if exchange.failure else "answered"
 
     async def _pass_on(self, response: OpenAnswer) -> None:
         """Give the client an answer that is no stream of events as it is, if it still can be."""
@@ -202,6 +207,7 @@ class Passage:
             raise ProblemError(problems.bad_gateway())
         if self._decision is None:
             self._decide(Answer(whole.status, whole.content_type, whole.body))
+            self._outcome = f"answered with the backend's {whole.status}"
         else:
             raise ProblemError(problems.upstream_error(whole.status, whole.body))
 
@@ -219,6 +225,7 @@ class Passage:
             self._decide(Answer(200, b"text/event-stream", self._relay))
 
     def _fail(self, problem: Problem) -> None:
+        self._outcome = problem.code
         if self._decision is None:
             self._decide(problem)
         elif self._exchange.stream and not self._exchange.finished:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +20,11 @@ from .relay import Relay
 from .serving.connection import request_scope
 from .upstream import passed_on
 from .wire.chat import Chat
+from .wire.completions import Completions
+from .wire.messages import Messages
+from .wire.native import Completion, Infill
+from .wire.responses import Responses
+from .wire.unstreamed import Embeddings, NativeEmbeddings, Rerank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,22 +36,36 @@ if TYPE_CHECKING:
     from .wire.exchange import Exchange
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How requests and errors are written at one address."""
-
-    exchange: Callable[[bytes], Exchange]
-    envelope: Callable[[Problem], dict[str, object]] = Problem.openai
-
-
 # Everything that makes the backend decode.
-ADMITTED: Final[dict[str, Dialect]] = {
-    "/v1/chat/completions": Dialect(Chat),
+ADMITTED: Final[dict[str, Callable[[bytes], Exchange]]] = {
+    "/v1/chat/completions": Chat,
+    "/chat/completions": Chat,
+    "/v1/completions": Completions,
+    "/completion": Completion,
+    "/completions": Completion,
+    "/infill": Infill,
+    "/v1/responses": Responses,
+    "/responses": Responses,
+    "/v1/messages": Messages,
+    "/v1/embeddings": Embeddings,
+    "/embedding": NativeEmbeddings,
+    "/embeddings": NativeEmbeddings,
+    "/v1/rerank": Rerank,
+    "/v1/reranking": Rerank,
+    "/rerank": Rerank,
+    "/reranking": Rerank,
 }
 # What does not decode: asked of the backend at once, whoever waits.
-NOT_ADMITTED: Final[tuple[tuple[str, str], ...]] = (
-    ("GET", "/v1/models"),
-)  # fmt: skip
+NOT_ADMITTED: Final[dict[str, str]] = {
+    "/v1/models": "GET",
+    "/models": "GET",
+    "/v1/chat/completions/input_tokens": "POST",
+    "/v1/responses/input_tokens": "POST",
+    "/v1/messages/count_tokens": "POST",
+    "/tokenize": "POST",
+    "/detokenize": "POST",
+    "/apply-template": "POST",
+}
 
 # Seconds until a backend that is not ready may be: it loads its model.
 _UNREADY_RETRY: Final = 2
@@ -57,9 +75,9 @@ _STREAM_HEADERS: Final = {"Cache-Control": "no-cache, no-transform", "X-Accel-Bu
 
 def add_routes(app: Quart, gateway: Gateway) -> None:
     """Give the application every address that there is, and its way of telling errors."""
-    for path, dialect in ADMITTED.items():
-        app.add_url_rule(path, path, partial(_admit, gateway, dialect), methods=["POST"])
-    for method, path in NOT_ADMITTED:
+    for path, exchange in ADMITTED.items():
+        app.add_url_rule(path, path, partial(_admit, gateway, exchange), methods=["POST"])
+    for path, method in NOT_ADMITTED.items():
         app.add_url_rule(path, path, partial(_ask, gateway, method, path), methods=[method])
     app.add_url_rule("/health", "health", _health)
     app.add_url_rule("/ready", "ready", partial(_ready, gateway))
@@ -71,11 +89,11 @@ def add_routes(app: Quart, gateway: Gateway) -> None:
     app.register_error_handler(HTTPException, partial(_render_http_exception, gateway))
 
 
-async def _admit(gateway: Gateway, dialect: Dialect) -> Response:
+async def _admit(gateway: Gateway, read: Callable[[bytes], Exchange]) -> Response:
     """Answer a request that makes the backend decode."""
     if gateway.draining:
         raise ProblemError(problems.draining(retry_after=DRAIN_RETRY))
-    exchange = dialect.exchange(await _body())
+    exchange = read(await _body())
     nursery = request_scope(request).nursery
     passage = Passage(
         gateway,
@@ -102,19 +120,19 @@ async def _ask(gateway: Gateway, method: str, path: str) -> Response:
     return _typed(Response(answer.body, answer.status), answer.content_type)
 
 
-async def _health() -> dict[str, str]:
-    return {"status": "ok"}
+async def _health() -> Response:
+    return _json({"status": "ok"})
 
 
-async def _ready(gateway: Gateway) -> dict[str, str]:
+async def _ready(gateway: Gateway) -> Response:
     if gateway.draining:
         raise ProblemError(problems.draining(retry_after=DRAIN_RETRY))
     if not await gateway.backend.ready():
         raise ProblemError(problems.backend_unavailable(retry_after=_UNREADY_RETRY))
-    return {"status": "ready"}
+    return _json({"status": "ready"})
 
 
-async def _admission(gateway: Gateway) -> dict[str, object]:
+async def _admission(gateway: Gateway) -> Response:
     now = trio.current_time()
     counts = gateway.backend.pool.statistics()
     line = [
@@ -128,16 +146,16 @@ async def _admission(gateway: Gateway) -> dict[str, object]:
     ]
     names = ("slots", "held", "free", "waiting", "parked", "returning")
     facts = {name: getattr(counts, name) for name in names}
-    return {"backends": {gateway.backend.name: {**facts, "line": line}}}
+    return _json({"backends": {gateway.backend.name: {**facts, "line": line}}})
 
 
-async def _cancel(gateway: Gateway, name: str) -> dict[str, object]:
+async def _cancel(gateway: Gateway, name: str) -> Response:
     found = [each for each in gateway.passages if each.id == name]
     if not found:
         raise ProblemError(problems.not_found())
     for each in found:  # clients choose their ids, so two may have chosen the same
         each.cancel()
-    return {"id": name, "cancelled": len(found)}
+    return _json({"id": name, "cancelled": len(found)})
 
 
 class _Drain(ResponseBody):
@@ -163,6 +181,10 @@ def _upstream_headers() -> list[Header]:
     if not any(name == b"content-type" for name, _ in headers):
         headers.append((b"content-type", b"application/json"))
     return [*headers, (b"x-request-id", g.request_id.encode())]
+
+
+def _json(value: dict[str, object], status: int = 200) -> Response:
+    return Response(json.dumps(value), status, content_type="application/json")
 
 
 def _typed(response: Response, content_type: bytes | None) -> Response:
@@ -212,10 +234,8 @@ def _problem_of(error: HTTPException, max_body: int) -> Problem:
 
 
 def _render(problem: Problem) -> Response:
-    dialect = ADMITTED.get(request.path)
-    envelope = dialect.envelope(problem) if dialect else problem.openai()
-    envelope["request_id"] = g.request_id
-    response = Response(json.dumps(envelope), problem.status, content_type="application/json")
+    envelope = problem.anthropic() if request.path.startswith("/v1/messages") else problem.openai()
+    response = _json({**envelope, "request_id": g.request_id}, problem.status)
     if problem.retry_after is not None:
         response.headers["Retry-After"] = str(problem.retry_after)
     return response

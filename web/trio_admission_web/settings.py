@@ -139,7 +139,7 @@ def _check_address(address: str) -> None:
         url = httpx2.URL(address)
     except httpx2.InvalidURL:
         raise SettingsError("upstream", "is not an address") from None
-    if url.scheme not in {"http", "https"} or not url.host:
+    if url.scheme not in {"http", "https"} or not url.host or not 0 < (url.port or 80) <= 65535:
         raise SettingsError("upstream", "must be an address such as http://127.0.0.1:8080")
     if url.userinfo:
         raise SettingsError(
