@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from trio_admission_web.problems import Problem, ProblemError, bad_gateway
 
-from .streamed import DONE, ERROR_MARKS, Streamed, dump
+from .streamed import DONE, Streamed, dump
 
 AS_STREAM = {"stream": b"true", "stream_options": b'{"include_usage":true}'}
 """What a body needs for its answer to come as events that tell all that the one JSON answer would."""
@@ -21,7 +21,7 @@ _ENDING = b"data: [DONE]\n\n"
 class Choices(Streamed):
     """The answering half of the dialects with `choices`."""
 
-    _marks = (b"[DONE]", *ERROR_MARKS)
+    _mark = b"[DONE]"
     _object: ClassVar[str]
     """The `object` of the answer."""
 

@@ -9,7 +9,7 @@ from trio_admission_web.problems import Problem, ProblemError, bad_gateway
 from .body import read_flag, read_limit, read_list, read_object, read_text
 from .prefill import Prefill, read_prefill
 from .splice import splice
-from .streamed import ERROR_MARKS, Streamed, dump, load
+from .streamed import Streamed, dump, load
 
 
 class Messages(Streamed):
@@ -17,7 +17,7 @@ class Messages(Streamed):
 
     path = "/v1/messages"
     slots = 1
-    _marks = (b"message_stop", *ERROR_MARKS)
+    _mark = b"message_stop"
 
     def __init__(self, raw: bytes) -> None:
         super().__init__()

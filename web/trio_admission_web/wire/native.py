@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .body import count_inputs, read_choices, read_flag, read_limit, read_object, read_text
 from .choices import LIMITS
 from .splice import splice
-from .streamed import ERROR_MARKS, Streamed, dump
+from .streamed import Streamed, dump
 
 if TYPE_CHECKING:
     from trio_admission_web.problems import Problem
@@ -20,7 +20,7 @@ class Completion(Streamed):
     """
 
     path = "/completion"
-    _marks: tuple[bytes, ...] = (b'"stop":true', *ERROR_MARKS)
+    _mark = b'"stop":true'
 
     def __init__(self, raw: bytes) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Completion(Streamed):
         # An answer can be put together only from whole events, so the gateway picks the fields itself.
         self.upstream_body = raw if self.stream else splice(raw, {"stream": b"true", "response_fields": None})
         if self._fields:
-            self._marks = (b"data",)  # `stop` may be one of the fields that the last event does not have
+            self._mark = b"data"  # `stop` may be one of the fields that the last event does not have
         self._unended = self.slots
         self._answers: dict[int, _Answer] = {}
 

@@ -11,7 +11,7 @@ from trio_admission_web.problems import Problem, upstream_error
 from .body import read_choices, read_flag, read_limit, read_object, read_text, require
 from .choices import LIMITS
 from .splice import splice
-from .streamed import ERROR_MARKS, Streamed, dump
+from .streamed import Streamed, dump
 
 _LAST = {"response.completed", "response.incomplete", "response.failed"}
 
@@ -23,7 +23,7 @@ class Responses(Streamed):
     """
 
     path = "/v1/responses"
-    _marks = (*(kind.encode() for kind in sorted(_LAST)), b"response.created", *ERROR_MARKS)
+    _mark = b'"response":'  # a member of the events that begin and end a response
 
     def __init__(self, raw: bytes) -> None:
         super().__init__()

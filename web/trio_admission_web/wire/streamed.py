@@ -14,15 +14,15 @@ from .sse import EventScanner, read_fields, split_events
 class Streamed(ABC):
     """The answering half of an `Exchange` whose backend sends events.
 
-    A dialect says which events are worth a look (`_marks`), which one is the last (`_is_last`) and how the
-    events become one answer (`_fold`, `_assemble`). On the way to a streaming client, events without a mark
-    are not read.
+    A dialect says what bytes a last event has (`_mark`), which one is the last (`_is_last`) and how events
+    become one answer (`_fold`, `_assemble`). On the way to a streaming client, an event is read only if it
+    has the mark or may be an error.
     """
 
     stream: bool
 
-    _marks: tuple[bytes, ...]
-    """Every last event and every error contains one of these; other events may."""
+    _mark: bytes
+    """What every last event contains; others may."""
 
     def __init__(self) -> None:
         self.finished = False
@@ -99,7 +99,7 @@ class Streamed(ABC):
         return self.error_event(failure)
 
     def _is_marked(self, events: bytes) -> bool:
-        return any(mark in events for mark in self._marks)
+        return self._mark in events or b"error" in events
 
     def _take(self, events: bytes) -> bytes:
         taken = []
@@ -133,9 +133,6 @@ class Streamed(ABC):
 
 DONE = b"[DONE]"
 """The data of the last event in the older OpenAI dialects."""
-
-ERROR_MARKS = (b'"error"', b"error:", b"event: error", b"event:error")
-"""What an event that brings an error contains, in all the forms that backends have used."""
 
 
 def load(data: bytes) -> Any:
