@@ -1,0 +1,51 @@
+"""What a test asks of a pool, and the pool that shows that the test asks at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, final
+
+from .._pool import DEFAULT_CONFIG, SlotPool
+
+if TYPE_CHECKING:
+    from .._budget import ParkBudget
+    from .._config import AdmissionConfig
+
+
+def check(pool: SlotPool) -> None:
+    """Assert that the pool's books are in order; may be called at any moment between two steps of a task.
+
+    Every reservation is in exactly one place, what is held is the sum of what the holders were charged and
+    fits the pool (except after a shrink), no slot has two holders, and nobody waits who could be admitted.
+
+    Raises:
+        AssertionError: says what is wrong. It is a fault of this library, so please report it.
+    """
+    pool._core.check()  # the library's own
+
+
+@final
+class OpenPool(SlotPool):
+    """A pool that admits everybody at once, whatever its size: the negative control.
+
+    A test that shows that no more than so many run at once, or that somebody waits or is refused, must fail
+    with this pool in place of a `SlotPool`. It takes the arguments of a `SlotPool` and is one with its
+    control off: `Lease.slot` is None, and nothing is held, waiting or parked.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        *,
+        name: str = "",
+        kv_tokens: int | None = None,
+        config: AdmissionConfig = DEFAULT_CONFIG,
+        park_budget: ParkBudget | None = None,
+    ) -> None:
+        super().__init__(
+            slots,
+            name=name,
+            kv_tokens=kv_tokens,
+            config=dataclasses.replace(config, enabled=False),
+            park_budget=park_budget,
+        )
