@@ -29,12 +29,7 @@ class Announcer:
     def __init__(self) -> None:
         self.instruments: list[Instrument] = []
         self.events: list[PoolEvent] = []
-        self._telling = False
-
-    def require_silence(self) -> None:
-        """Raise `RuntimeError` while an instrument is being told something."""
-        if self._telling:
-            raise RuntimeError("an instrument must not change the pool that it watches")
+        self.telling = False
 
     def note(self, event: PoolEvent) -> None:
         """Keep an event until the change is over."""
@@ -43,13 +38,13 @@ class Announcer:
     def tell(self) -> None:
         """Tell what was noted. An instrument that raises is removed, and its error reported."""
         events, self.events = self.events, []
-        self._telling = True
+        self.telling = True
         try:
             for event in events:
                 for instrument in tuple(self.instruments):
                     self._tell_one(instrument, event)
         finally:
-            self._telling = False
+            self.telling = False
 
     def _tell_one(self, instrument: Instrument, event: PoolEvent) -> None:
         try:

@@ -55,7 +55,7 @@ class ParkBudget:
         if limit < 0:
             raise ValueError(f"limit must be at least 0, not {limit}")
         self._limit: float | None = limit
-        self._claims: set[object] = set()
+        self.claims: set[object] = set()
         self._tickets: list[tuple[float, int, IssuedTicket]] = []
         self._pools: WeakSet[Core] = WeakSet()
 
@@ -74,7 +74,7 @@ class ParkBudget:
         return budget
 
     def __repr__(self) -> str:
-        return f"<ParkBudget {len(self._claims)} of {'by threads' if self._limit is None else self._limit}>"
+        return f"<ParkBudget {len(self.claims)} of {'by threads' if self._limit is None else self._limit}>"
 
     def limit(self, threads: float) -> float:
         """Return how many may be parked.
@@ -98,17 +98,17 @@ class ParkBudget:
     def ask(self, claimant: object, threads: float, now: float) -> bool:
         """Claim one park for ``claimant`` and say whether there was room."""
         self._expire(now)
-        if len(self._claims) >= self.limit(threads):
+        if len(self.claims) >= self.limit(threads):
             return False
-        self._claims.add(claimant)
+        self.claims.add(claimant)
         if isinstance(claimant, IssuedTicket):
             heapq.heappush(self._tickets, (claimant.public.expires_at, id(claimant), claimant))
         return True
 
     def give_back(self, claimant: object) -> None:
         """End a claim, if there is one."""
-        self._claims.discard(claimant)
+        self.claims.discard(claimant)
 
     def _expire(self, now: float) -> None:
         while self._tickets and self._tickets[0][0] <= now:
-            self._claims.discard(heapq.heappop(self._tickets)[2])
+            self.claims.discard(heapq.heappop(self._tickets)[2])

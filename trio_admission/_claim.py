@@ -13,8 +13,7 @@ from ._states import WAITING, LeaseState
 if TYPE_CHECKING:
     from ._budget import IssuedTicket
     from ._errors import AdmissionError
-
-NOTHING = (0, 0)
+    from ._line import Flow
 
 
 class Wake(Protocol):
@@ -37,7 +36,8 @@ class Claim:
     id = 0
     state: LeaseState = WAITING
     slots: tuple[int, ...] = ()
-    charge: tuple[int, int] = NOTHING  # slots and tokens that the pool's totals carry for it
+    charge: Cost | None = None  # what the pool's sums carry for it
+    account: Flow | None = None  # the flow that it was charged to, while it holds
     granted = False  # it was granted once
     open = False  # admitted with control off: holds nothing
     deadline = math.inf  # of its first wait
@@ -46,9 +46,11 @@ class Claim:
     wake: Wake | None = None  # set while a task waits
     refusal: AdmissionError | None = None  # why it ended without a grant
     watched = False  # its deadline is in the core's list of those that no task waits for
+    cut_by: BaseException | None = None  # what cut the park that lost it
     refused = False  # its park keeps the slot
     unparking = False  # its return leads into `unparked()`
     parent: Claim | None = None
+    token: str | None = None  # of a resume ticket
     lender: Claim | None = None  # whose slots it borrows
     borrower: Claim | None = None  # who borrows its slots
     ticket: IssuedTicket | None = None  # the resume ticket that it issued

@@ -157,7 +157,7 @@ class Core:
         self.budget = budget
         budget.join(self)
 
-    def arrive(self, claim: Claim, parent: Claim | None = None, token: str | None = None) -> None:
+    def arrive(self, claim: Claim) -> None:
         """Grant at once, give a place in the line, or raise `LineFull` or `PoolClosed`."""
         claim.since = now = self._begin()
         self._arrivals += 1
@@ -172,11 +172,10 @@ class Core:
             claim.open = True
             self._granted(claim, now)
             self._fill(now)
-        elif token is not None and self._redeem(token, claim, now):
+        elif claim.token is not None and self._redeem(claim, now):
             self._line_up(claim, now)
             self._fill(now)
-        elif len(self.line) or parent is not None:
-            claim.parent = parent
+        elif self.line.newcomers or self.line.returning or claim.parent is not None:
             self._enrol(claim)
             self.line.add(claim)
             self._fill(now)
@@ -192,12 +191,7 @@ class Core:
         now = self._begin()
         slots, seconds = claim.slots, now - claim.since
         if claim in self.holders:
-            ticket = claim.ticket
-            if ticket is not None and ticket.public.token in self.tickets:
-                ticket.slots = slots
-            else:
-                ticket = None
-            self._vacate(claim, now, left_by=ticket)
+            self._vacate(claim, now, left_by=claim.ticket and self._left_with(claim.ticket, slots))
         elif claim in self.parked:
             del self.parked[claim]
         else:
@@ -282,7 +276,7 @@ class Core:
         """Change the pool's size. Nobody is thrown out."""
         now = self._begin()
         if slots is not None:
-            self.held.ids.resize(slots)
+            self.held.ids.resize(slots, {slot for claim in self.holders for slot in claim.slots})
             self.line_limit = self.config.line_limit(slots)
         if kv_tokens is not None:
             self.held.kv_tokens = kv_tokens
@@ -333,7 +327,8 @@ class Core:
     # The parts of changes.
 
     def _begin(self) -> float:
-        self.announcer.require_silence()
+        if self.announcer.telling:
+            raise RuntimeError("an instrument must not change the pool that it watches")
         now = self.now()
         while self._unattended and self._unattended[0][0] < now:
             self._expire(heapq.heappop(self._unattended)[2], now)
@@ -344,34 +339,41 @@ class Core:
             self._fill(self._begin())
 
     def _fill(self, now: float, newcomer: Claim | None = None) -> None:
-        """Grant to everybody who is next and fits: the one place where a slot gets an owner.
+        """Grant to everybody who is next and fits. Every change ends here.
 
         A ``newcomer`` that finds the line empty is the next without ever standing in it. The head is
         never skipped for a smaller one behind it, which would starve those who need much.
         """
         line, held = self.line, self.held
-        if not self.suspensions:
-            if newcomer is not None and held.fits(newcomer.cost):
-                held.take(newcomer)
+        if self.suspensions:
+            pass
+        elif newcomer is not None:
+            if held.take(newcomer):
                 line.grant(newcomer, held.share(newcomer), queued=False)
                 self._granted(newcomer, now)
                 newcomer = None
-            while len(line):
+        elif line.newcomers or line.returning:
+            while held.slots < held.ids.size:  # nobody fits into a full pool: do not look who is next
                 head = line.head(now)
-                assert head is not None
-                if not held.fits(head.cost):
+                if head is None or not held.take(head):
                     break
-                held.take(head)
-                line.grant(head, held.share(head), queued=True)
+                line.grant(head, held.share(head))
                 self._granted(head, now)
-            for lender in self.lenders:
-                if lender.borrower is None and lender.children:
-                    child = next(iter(lender.children))
-                    child.slots, child.lender, lender.borrower = lender.slots, lender, child
-                    line.grant(child, 0.0, queued=True)
-                    self._granted(child, now)
+            self._lend(now)
         if newcomer is not None:
             line.add(newcomer)
+        self._settle()
+
+    def _lend(self, now: float) -> None:
+        """Let children that still wait have the slots of their parents' refused parks, one child each."""
+        for lender in self.lenders:
+            if lender.borrower is None and lender.children:
+                child = next(iter(lender.children))
+                child.slots, child.lender, lender.borrower = lender.slots, lender, child
+                self.line.grant(child, 0.0)
+                self._granted(child, now)
+
+    def _settle(self) -> None:
         self._ranking = None
         if self.announcer.events:
             self.announcer.tell()
@@ -458,7 +460,7 @@ class Core:
     def _end(self, claim: Claim, refusal: PoolClosed | WaitTimeout | None = None) -> None:
         claim.state = ENDED
         claim.refusal = refusal
-        self.budget.give_back(claim)
+        self.budget.claims.discard(claim)
         if claim.preferred or claim.came_with is not None:
             self._cool(claim)
         if refusal is not None and claim.wake is not None:
@@ -489,12 +491,17 @@ class Core:
         self._fill(now)
         raise error
 
-    def _redeem(self, token: str, claim: Claim, now: float) -> bool:
+    def _left_with(self, ticket: IssuedTicket, slots: tuple[int, ...]) -> IssuedTicket | None:
+        """Let a ticket remember the slots that its lease leaves, and return it if it is still out."""
+        ticket.slots = slots
+        return ticket if ticket.public.token in self.tickets else None
+
+    def _redeem(self, claim: Claim, now: float) -> bool:
         """Use a ticket up. One that is used, expired or another flow's is no ticket."""
-        ticket = self.tickets.get(token)
+        ticket = self.tickets.get(claim.token or "")
         if ticket is None or ticket.flow != claim.flow or ticket.public.expires_at <= now:
             return False
-        del self.tickets[token]
+        del self.tickets[ticket.public.token]
         self.budget.give_back(ticket)
         claim.came_with = ticket
         claim.preferred = ticket.slots

@@ -16,6 +16,7 @@ from ._errors import LeaseLost
 from ._states import HELD_AGAIN, PARKED, RETURNING, LeaseState, Move, require
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from ._budget import ResumeTicket
@@ -38,15 +39,26 @@ class Waits:
     channel exists only while somebody waits, and is used again when nothing can be left in it.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, enter_run: Callable[[], None]) -> None:
         self.core = core
+        self.run: trio.lowlevel.TrioToken | None = None
+        self._enter_run = enter_run
         self._spare: list[
             tuple[trio.MemorySendChannel[tuple[int, ...]], trio.MemoryReceiveChannel[tuple[int, ...]]]
         ] = []
 
-    def forget_channels(self) -> None:
-        """Use none of another Trio run."""
-        self._spare.clear()
+    def arrive(self, claim: Claim) -> None:
+        """Let the claim arrive, once, in the Trio run that uses the pool."""
+        run = trio.lowlevel.current_trio_token()
+        if run is not self.run:
+            if self.run is not None and not self.core.idle:
+                raise RuntimeError("the pool is in use in another Trio run")
+            self.run = run
+            self._spare.clear()
+            self._enter_run()
+        if claim.id:
+            raise RuntimeError("a reservation may be entered only once")
+        self.core.arrive(claim)
 
     @enable_ki_protection
     async def for_grant(self, claim: Claim, until: float = math.inf) -> None:
@@ -103,15 +115,68 @@ class BareNursery:
         return None if swallowed else error
 
 
-@final
-class Lease:
-    """The right to generate, for the length of the scope that gave it."""
+class Arrival:
+    """The scope round one claim: arrival on entry, everything given back on exit.
 
-    def __init__(self, waits: Waits, claim: Claim, scope: trio.CancelScope) -> None:
+    Its cancel scope is what stops the rest of the block when a park loses the lease.
+    """
+
+    _scope: trio.CancelScope
+
+    def __init__(self, waits: Waits, claim: Claim) -> None:
         self._waits = waits
         self._claim = claim
-        self._scope = scope
-        self._cut_by: BaseException | None = None
+
+    async def _wait(self, until: float = math.inf) -> bool:
+        """Wait for the first grant and say whether it came before ``until``. Always a checkpoint."""
+        claim, core = self._claim, self._waits.core
+        if core.waits(claim):
+            await self._waits.for_grant(claim, min(until, claim.deadline))
+            if core.waits(claim) and trio.current_time() >= claim.deadline:
+                core.time_out(claim)
+        else:
+            await trio.lowlevel.checkpoint()
+        if claim.refusal is not None:
+            raise claim.refusal
+        return claim.granted
+
+    @enable_ki_protection
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        self._waits.core.leave(self._claim)
+        swallowed = self._scope.__exit__(kind, error, traceback)
+        cut_by = self._claim.cut_by
+        if cut_by is not None and (error is None or swallowed):
+            raise LeaseLost("the park ended in another way than by finishing its block") from cut_by
+        return swallowed
+
+    def _lose(self, cut_by: BaseException) -> None:
+        """End the lease in mid-scope: give everything back, and stop the rest of the scope."""
+        self._waits.core.leave(self._claim, lost=True)
+        self._claim.cut_by = cut_by
+        self._scope.cancel(reason="the lease was lost in a park")
+
+
+@final
+class Lease(Arrival):
+    """The right to generate, for the length of the scope that gave it."""
+
+    @enable_ki_protection
+    async def __aenter__(self) -> Lease:
+        waits, claim = self._waits, self._claim
+        waits.arrive(claim)
+        try:
+            if claim.granted:
+                await trio.lowlevel.checkpoint()
+            else:
+                await self._wait()
+        except BaseException:
+            waits.core.leave(claim)
+            raise
+        self._scope = trio.CancelScope()
+        self._scope.__enter__()
+        return self
 
     def __repr__(self) -> str:
         return f"<Lease {self.state.value} slots={self.slots}>"
@@ -137,8 +202,9 @@ class Lease:
 
         Entering never blocks: the slot has gone to the next in line before the body runs. Finishing the
         block waits for a slot again, ahead of newcomers, and is a checkpoint. Any other way out ends the
-        lease at once: it waits for no slot, the rest of the lease's scope is cancelled, and `LeaseLost` leaves
-        that scope unless another error does. So a deadline for what the block waits for belongs inside it.
+        lease at once: it waits for no slot, the rest of the lease's scope is cancelled, and `LeaseLost`
+        leaves that scope unless another error does. So a deadline for what the block waits for belongs
+        inside it.
 
         When the park budget refuses, the slot is kept and ``parked.refused`` is true.
 
@@ -167,12 +233,6 @@ class Lease:
         if not ttl > 0:
             raise ValueError(f"ttl must be above 0 seconds, not {ttl!r}")
         return self._waits.core.issue_ticket(self._claim, ttl, default_threads())
-
-    def _lose(self, cut_by: BaseException) -> None:
-        """End the lease in mid-scope: give everything back, and stop the rest of the scope."""
-        self._waits.core.leave(self._claim, lost=True)
-        self._cut_by = cut_by
-        self._scope.cancel(reason="the lease was lost in a park")
 
 
 @final
@@ -308,12 +368,3 @@ class Held:
     def _give_on(self) -> None:
         if self._claim.state in {RETURNING, HELD_AGAIN}:
             self._waits.core.repark(self._claim)
-
-
-def lost(lease: Lease) -> LeaseLost | None:
-    """Return the error that says that the lease was lost, if it was."""
-    if lease._cut_by is None:
-        return None
-    error = LeaseLost("the park ended in another way than by finishing its block")
-    error.__cause__ = lease._cut_by
-    return error

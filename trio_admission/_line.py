@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 class Flow:
     """One flow inside one class; forgotten when it neither holds nor waits."""
 
-    __slots__ = ("finish", "holding", "listed", "start", "waiters")
+    __slots__ = ("finish", "holding", "home", "listed", "name", "start", "waiters")
 
-    def __init__(self, virtual_time: float) -> None:
-        self.finish = virtual_time
-        self.start = virtual_time  # of its first waiter
+    def __init__(self, name: str, home: PriorityClass) -> None:
+        self.name = name
+        self.home = home
+        self.finish = self.start = home.virtual_time  # the start is that of its first waiter
         self.holding = 0
         self.listed = False  # has an entry in the class's heap
         self.waiters: OrderedDict[Claim, None] | None = None  # made for the first that waits
@@ -48,15 +49,8 @@ class PriorityClass:
         self.priority = priority
         self.virtual_time = 0.0
         self.flows: dict[str, Flow] = {}
-        self._heap: list[tuple[float, int, str, Flow]] = []
+        self._heap: list[tuple[float, int, Flow]] = []
         self._dead = 0  # entries of forgotten flows
-
-    def flow(self, name: str) -> Flow:
-        """Return the flow of that name, new if it was forgotten."""
-        flow = self.flows.get(name)
-        if flow is None:
-            flow = self.flows[name] = Flow(self.virtual_time)
-        return flow
 
     def add(self, claim: Claim) -> None:
         """Let a newcomer join the end of its flow."""
@@ -68,61 +62,50 @@ class PriorityClass:
         flow.waiters[claim] = None
         if not flow.listed:
             flow.listed = True
-            heapq.heappush(self._heap, (flow.start, claim.id, claim.flow, flow))
+            heapq.heappush(self._heap, (flow.start, claim.id, flow))
 
-    def remove(self, claim: Claim) -> None:
-        """Take a newcomer out that was not granted. It has cost its flow nothing."""
+    def remove(self, claim: Claim) -> Flow:
+        """Take a newcomer out that was not granted, which has cost its flow nothing, and return the flow."""
         flow = self.flows[claim.flow]
         assert flow.waiters is not None
         del flow.waiters[claim]
-        self._forget(claim.flow, flow)
+        return flow
 
-    def _forget(self, name: str, flow: Flow) -> None:
-        if flow.holding or flow.waiters:
-            return
-        del self.flows[name]
+    def head(self) -> Claim | None:
+        """Return who is served next in this class."""
+        while self._heap:
+            start, number, flow = self._heap[0]
+            if not flow.waiters:
+                flow.listed = False
+                heapq.heappop(self._heap)
+                self._dead -= self.flows.get(flow.name) is not flow
+                continue
+            first = next(iter(flow.waiters))
+            if len(self._heap) == 1 or (flow.start == start and first.id == number):
+                return first
+            heapq.heapreplace(self._heap, (flow.start, first.id, flow))
+        return None
+
+    def flow(self, name: str) -> Flow:
+        """Return the flow of that name, new if it was forgotten."""
+        flow = self.flows.get(name)
+        if flow is None:
+            flow = self.flows[name] = Flow(name, self)
+        return flow
+
+    def forget(self, flow: Flow) -> None:
+        """Forget a flow that neither holds nor waits."""
+        del self.flows[flow.name]
         # Its entry would stay in the heap for as long as the head is stuck, and clients that come, give up
         # and come again would pile entries up.
         if flow.listed:
             self._dead += 1
             if self._dead > len(self._heap) // 2 + 8:
-                self._heap = [entry for entry in self._heap if self.flows.get(entry[2]) is entry[3]]
+                self._heap = [entry for entry in self._heap if self.flows.get(entry[2].name) is entry[2]]
                 heapq.heapify(self._heap)
                 self._dead = 0
 
-    def head(self) -> Claim | None:
-        """Return who is served next in this class."""
-        while self._heap:
-            start, number, name, flow = self._heap[0]
-            if not flow.waiters:
-                flow.listed = False
-                heapq.heappop(self._heap)
-                self._dead -= self.flows.get(name) is not flow
-                continue
-            first = next(iter(flow.waiters))
-            if (flow.start, first.id) == (start, number):
-                return first
-            heapq.heapreplace(self._heap, (flow.start, first.id, name, flow))
-        return None
-
-    def grant(self, claim: Claim, amount: float, *, newcomer: bool) -> None:
-        """Book a grant on the claim's flow, and take a newcomer out of its place if it has one."""
-        flow = self.flow(claim.flow)
-        start = flow.start if flow.waiters else max(self.virtual_time, flow.finish)
-        if newcomer:
-            self.virtual_time = max(self.virtual_time, start)
-            if flow.waiters:
-                flow.waiters.pop(claim, None)
-        flow.finish = flow.start = start + amount / claim.weight
-        flow.holding += 1
-
-    def release(self, claim: Claim) -> None:
-        """Note that the claim's flow holds one lease less."""
-        flow = self.flows[claim.flow]
-        flow.holding -= 1
-        self._forget(claim.flow, flow)
-
-    def order(self, charge: Callable[[Claim], float]) -> Iterator[Claim]:
+    def order(self, share: Callable[[Claim], float]) -> Iterator[Claim]:
         """Yield the waiters in the order in which they would be served from now on."""
         heads: list[tuple[float, int, Claim, Iterator[Claim]]] = []
         for flow in self.flows.values():
@@ -138,7 +121,7 @@ class PriorityClass:
             if following is None:
                 heapq.heappop(heads)
             else:
-                start += charge(claim) / claim.weight
+                start += share(claim) / claim.weight
                 heapq.heapreplace(heads, (start, following.id, following, rest))
 
 
@@ -152,21 +135,16 @@ class Line:
         self._aging = aging
         self.returning: OrderedDict[Claim, None] = OrderedDict()
         self.newcomers = 0
-        self._classes: dict[int, PriorityClass] = {}
+        usual = PriorityClass(0)
+        self._classes = {0: usual}
+        self._unnamed = usual.flow("")
 
     def __len__(self) -> int:
         return len(self.returning) + self.newcomers
 
-    def class_of(self, claim: Claim) -> PriorityClass:
-        """Return the claim's class, new if there is none of its priority."""
-        found = self._classes.get(claim.priority)
-        if found is None:
-            found = self._classes[claim.priority] = PriorityClass(claim.priority)
-        return found
-
     def add(self, claim: Claim) -> None:
         """Let a newcomer join."""
-        self.class_of(claim).add(claim)
+        self._class(claim.priority).add(claim)
         self.newcomers += 1
 
     def add_returning(self, claim: Claim) -> None:
@@ -178,33 +156,59 @@ class Line:
         if claim in self.returning:
             del self.returning[claim]
         else:
-            found = self._classes[claim.priority]
-            found.remove(claim)
+            flow = self._classes[claim.priority].remove(claim)
             self.newcomers -= 1
-            self._forget(found)
+            if not flow.holding and not flow.waiters:
+                self._forget(flow)
 
-    def grant(self, claim: Claim, amount: float, *, queued: bool) -> None:
-        """Book a grant; ``amount`` is the share of the pool. A ``queued`` claim leaves its place."""
-        returning = claim in self.returning
-        self.class_of(claim).grant(claim, amount, newcomer=not returning)
-        if returning:
+    def grant(self, claim: Claim, share: float, *, queued: bool = True) -> None:
+        """Book a grant that takes ``share`` of the pool. A ``queued`` claim leaves its place."""
+        home = self._classes.get(claim.priority) or self._class(claim.priority)
+        flow = home.flows.get(claim.flow) or home.flow(claim.flow)
+        waiters = flow.waiters
+        start = flow.start if waiters else flow.finish
+        start = max(start, home.virtual_time)
+        if claim in self.returning:
             del self.returning[claim]
-        elif queued:
+        elif not queued:
+            home.virtual_time = start
+        else:
+            if share:  # what is lent is not served in the order of tags
+                home.virtual_time = start
             self.newcomers -= 1
+            assert waiters is not None
+            del waiters[claim]
+        flow.finish = flow.start = start + share / claim.weight
+        flow.holding += 1
+        claim.account = flow
 
     def release(self, claim: Claim) -> None:
         """Note that a granted claim holds nothing any more."""
-        found = self._classes[claim.priority]
-        found.release(claim)
-        self._forget(found)
+        flow = claim.account
+        assert flow is not None
+        flow.holding -= 1
+        if not flow.holding and not flow.waiters:
+            self._forget(flow)
 
-    def _forget(self, found: PriorityClass) -> None:
-        if not found.flows and found.priority:
-            del self._classes[found.priority]  # the usual class stays; others must not pile up
+    def _class(self, priority: int) -> PriorityClass:
+        home = self._classes.get(priority)
+        if home is None:
+            home = self._classes[priority] = PriorityClass(priority)
+        return home
+
+    def _forget(self, flow: Flow) -> None:
+        """Forget a flow that neither holds nor waits, and its class if that was its last."""
+        home = flow.home
+        if flow is self._unnamed:
+            flow.finish = home.virtual_time  # as good as forgotten, and most pools have no other
+            return
+        home.forget(flow)
+        if home.priority and not home.flows:
+            del self._classes[home.priority]
 
     def waiting_of_flow(self, name: str) -> int:
         """Return how many newcomers of one flow wait."""
-        flows = (found.flows.get(name) for found in self._classes.values())
+        flows = (home.flows.get(name) for home in self._classes.values())
         return sum(len(flow.waiters) for flow in flows if flow is not None and flow.waiters)
 
     def head(self, now: float) -> Claim | None:
@@ -216,19 +220,19 @@ class Line:
         if len(self._classes) == 1:
             (only,) = self._classes.values()
             return only.head()
-        heads = (found.head() for found in self._classes.values())
+        heads = (home.head() for home in self._classes.values())
         return min((head for head in heads if head is not None), key=lambda claim: self._rank(claim, now))
 
-    def order(self, now: float, charge: Callable[[Claim], float]) -> list[Claim]:
+    def order(self, now: float, share: Callable[[Claim], float]) -> list[Claim]:
         """Return everybody in the order in which they would be served from now on."""
-        classes = [found.order(charge) for found in self._classes.values()]
+        classes = [home.order(share) for home in self._classes.values()]
         # Merging by the heads alone is what the service does, too: a class's next counts, not its others.
         newcomers = heapq.merge(*classes, key=lambda claim: self._rank(claim, now))
         return [*self.returning, *newcomers]
 
     def newcomers_in_any_order(self) -> list[Claim]:
         """Return all newcomers."""
-        flows = (flow for found in self._classes.values() for flow in found.flows.values())
+        flows = (flow for home in self._classes.values() for flow in home.flows.values())
         return [claim for flow in flows for claim in flow.waiters or ()]
 
     def _rank(self, claim: Claim, now: float) -> tuple[float, float, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
 
 import trio
@@ -12,14 +13,13 @@ from ._budget import ParkBudget, ResumeTicket
 from ._claim import Claim
 from ._config import AdmissionConfig
 from ._core import Core
-from ._lease import Waits
+from ._lease import Lease, Waits
 from ._records import ONE_SLOT, Cost
-from ._reservation import Admission, Reserving
+from ._reservation import Reservation
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ._lease import Lease
     from ._records import Instrument, PoolStatistics, Waiting
 
 
@@ -70,8 +70,7 @@ class SlotPool:
             park_budget or ParkBudget(0),  # without one of its own, it gets that of its run on arrival
             trio.current_time,
         )
-        self._waits = Waits(self._core)
-        self._run: trio.lowlevel.TrioToken | None = None
+        self._waits = Waits(self._core, self._use_budget_of_run)
         self._drained: trio.Event | None = None
 
     def __repr__(self) -> str:
@@ -107,7 +106,7 @@ class SlotPool:
         ticket: ResumeTicket | str | None = None,
         parent: Lease | None = None,
         max_wait: MaxWait = FROM_CONFIG,
-    ) -> Admission:
+    ) -> Lease:
         """Wait for a lease, hold it for the block, and give it back: ``async with pool.admit() as lease:``.
 
         Entering is a checkpoint and blocks until a slot is granted; leaving never blocks.
@@ -131,8 +130,10 @@ class SlotPool:
             PoolClosed: on entry, if the pool is closed, or is closed during the wait.
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
-        claim = self._claim(cost, flow, weight, priority, prefer_slot, max_wait)
-        return Admission(self._waits, claim, self._lender(parent), _token(ticket), self._enter_run)
+        claim = self._claim(cost, flow, weight, priority, max_wait)
+        if prefer_slot is not None or ticket is not None or parent is not None:
+            self._extend(claim, prefer_slot, ticket, parent)
+        return Lease(self._waits, claim)
 
     def reserve(
         self,
@@ -145,8 +146,8 @@ class SlotPool:
         ticket: ResumeTicket | str | None = None,
         parent: Lease | None = None,
         max_wait: MaxWait = FROM_CONFIG,
-    ) -> Reserving:
-        """Arrive, and get a lease at once or a place in the line: ``async with pool.reserve() as reservation:``.
+    ) -> Reservation:
+        """Arrive, and get a lease at once or a place: ``async with pool.reserve() as reservation:``.
 
         Entering is a checkpoint but never waits for a slot; leaving never blocks, and gives back the lease or
         the place. The order of entering is the order of arrival. The arguments are those of `admit`.
@@ -156,8 +157,10 @@ class SlotPool:
             PoolClosed: on entry, if the pool is closed.
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
-        claim = self._claim(cost, flow, weight, priority, prefer_slot, max_wait)
-        return Reserving(self._waits, claim, self._lender(parent), _token(ticket), self._enter_run)
+        claim = self._claim(cost, flow, weight, priority, max_wait)
+        if prefer_slot is not None or ticket is not None or parent is not None:
+            self._extend(claim, prefer_slot, ticket, parent)
+        return Reservation(self._waits, claim)
 
     def statistics(self) -> PoolStatistics:
         """Return the counts of this moment."""
@@ -224,39 +227,25 @@ class SlotPool:
         """
         self._core.announcer.instruments.remove(instrument)
 
-    def _claim(
-        self,
-        cost: Cost,
-        flow: str,
-        weight: float,
-        priority: int,
-        prefer_slot: int | None,
-        max_wait: MaxWait,
-    ) -> Claim:
-        if not 0 < weight < float("inf"):
+    def _claim(self, cost: Cost, flow: str, weight: float, priority: int, max_wait: MaxWait) -> Claim:
+        if not 0 < weight < math.inf:
             raise ValueError(f"weight must be above 0, not {weight!r}")
         if max_wait is FROM_CONFIG:
             max_wait = self._core.config.max_wait
         elif max_wait is not None and not max_wait >= 0:
             raise ValueError(f"max_wait must be None or at least 0 seconds, not {max_wait!r}")
-        claim = Claim(cost, flow, weight, priority, max_wait)
+        return Claim(cost, flow, weight, priority, max_wait)
+
+    def _extend(
+        self, claim: Claim, prefer_slot: int | None, ticket: ResumeTicket | str | None, parent: Lease | None
+    ) -> None:
         if prefer_slot is not None:
             claim.preferred = (prefer_slot,)
-        return claim
+        claim.token = ticket.token if isinstance(ticket, ResumeTicket) else ticket
+        if parent is not None and parent._waits is self._waits:
+            claim.parent = parent._claim  # a lease of another pool has no slot that would be of use here
 
-    def _lender(self, parent: Lease | None) -> Claim | None:
-        # A lease of another pool has no slot that would be of use here.
-        return parent._claim if parent is not None and parent._waits is self._waits else None
-
-    def _enter_run(self) -> None:
-        """Notice that the pool is used in another Trio run than before."""
-        run = trio.lowlevel.current_trio_token()
-        if run is self._run:
-            return
-        if self._run is not None and not self._core.idle:
-            raise RuntimeError("a pool belongs to one Trio run at a time, and this one is in use in another")
-        self._run = run
-        self._waits.forget_channels()
+    def _use_budget_of_run(self) -> None:
         if self._own_budget is None:
             try:
                 budget = _run_budget.get()
@@ -290,7 +279,3 @@ def _require_count(name: str, value: int) -> None:
         raise TypeError(f"{name} must be an int, not {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")
-
-
-def _token(ticket: ResumeTicket | str | None) -> str | None:
-    return ticket.token if isinstance(ticket, ResumeTicket) else ticket

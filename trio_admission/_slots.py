@@ -15,15 +15,10 @@ if TYPE_CHECKING:
 
 
 class SlotIds:
-    """The ids ``0 .. size - 1``: out, or free and cold, or free and warm.
-
-    An id is in exactly one of ``out``, ``_cold`` and ``_warm``, or retired: at or above ``size`` and not
-    out.
-    """
+    """The free ids among ``0 .. size - 1``, cold or warm. The others are the holders'."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.out: set[int] = set()
         self._cold: dict[int, None] = dict.fromkeys(reversed(range(size)))  # the last one goes first
         self._warm: OrderedDict[int, object] = OrderedDict()  # id -> who left it; the first one goes first
 
@@ -35,9 +30,7 @@ class SlotIds:
     def take(self, count: int, preferred: Iterable[int] = ()) -> tuple[int, ...]:
         """Take ``count`` free ids, those of ``preferred`` first where they are free."""
         if count == 1 and not preferred and self._cold:
-            slot = self._cold.popitem()[0]
-            self.out.add(slot)
-            return (slot,)
+            return (self._cold.popitem()[0],)
         taken = [slot for slot in dict.fromkeys(preferred) if slot in self._cold or slot in self._warm][
             :count
         ]
@@ -46,13 +39,11 @@ class SlotIds:
                 del self._warm[slot]
         while len(taken) < count:
             taken.append(self._cold.popitem()[0] if self._cold else self._warm.popitem(last=False)[0])
-        self.out.update(taken)
         return tuple(taken)
 
     def put_back(self, slots: Iterable[int], left_by: object = None) -> None:
         """Free ``slots``, warm if somebody who may come back left them. Ids above the size retire."""
         for slot in slots:
-            self.out.remove(slot)
             if slot < self.size:
                 if left_by is None:
                     self._cold[slot] = None
@@ -66,22 +57,22 @@ class SlotIds:
                 del self._warm[slot]
                 self._cold[slot] = None
 
-    def resize(self, size: int) -> None:
-        """Set the number of ids. Those that are out stay out, and retire when they come back."""
+    def resize(self, size: int, held: set[int]) -> None:
+        """Set the number of ids. Those that are ``held`` stay so, and retire when they come back."""
         for slot in range(size, self.size):
             self._cold.pop(slot, None)
             self._warm.pop(slot, None)
-        fresh = [slot for slot in range(self.size, size) if slot not in self.out]
+        fresh = [slot for slot in range(self.size, size) if slot not in held]
         self._cold = dict.fromkeys(reversed(fresh)) | self._cold  # never used before: after those that were
         self.size = size
 
-    def check(self) -> None:
+    def check(self, held: set[int]) -> None:
         """Assert that every id is in one place."""
-        places = [*self.out, *self._cold, *self._warm]
-        assert len(places) == len(set(places)), f"an id is in two places: {self}"
+        places = [*held, *self._cold, *self._warm]
+        assert len(places) == len(set(places)), f"an id is in two places: {self}, {held} held"
         missing = set(range(self.size)) - set(places)
         assert not missing, f"ids are lost: {missing}"
         assert all(slot < self.size for slot in (*self._cold, *self._warm)), f"a retired id is free: {self}"
 
     def __repr__(self) -> str:
-        return f"<SlotIds out={sorted(self.out)} cold={list(self._cold)} warm={list(self._warm)}>"
+        return f"<SlotIds cold={list(self._cold)} warm={list(self._warm)}>"
