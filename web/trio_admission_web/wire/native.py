@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .body import count_inputs, read_choices, read_flag, read_limit, read_object, read_text
+from trio_admission_web.problems import ProblemError, bad_gateway
+
+from .body import count_inputs, read_choices, read_flag, read_limit, read_object, read_text, require
 from .choices import LIMITS
 from .splice import splice
 from .streamed import Streamed, dump
@@ -21,10 +23,13 @@ class Completion(Streamed):
 
     path = "/completion"
     _mark = b'"stop":true'
+    _needs: tuple[str, ...] = ("prompt",)
 
     def __init__(self, raw: bytes) -> None:
         super().__init__()
         body = read_object(raw)
+        for name in self._needs:
+            require(body, name)
         self.model = read_text(body, "model")
         self.stream = read_flag(body, "stream")
         self.slots = count_inputs(body.get("prompt")) * read_choices(body)
@@ -56,6 +61,8 @@ class Completion(Streamed):
             self._answers.setdefault(chunk["index"], _Answer()).fold(chunk)
 
     def _assemble(self) -> object:
+        if len(self._answers) != self.slots:
+            raise ProblemError(bad_gateway())
         answers = [self._answers[index].assemble(self._return_tokens) for index in sorted(self._answers)]
         if self._fields:
             answers = [_pick(answer, self._fields) for answer in answers]
@@ -66,6 +73,7 @@ class Infill(Completion):
     """Code to fill in between a prefix and a suffix; see `Exchange`."""
 
     path = "/infill"
+    _needs = ("input_prefix", "input_suffix")
 
 
 class _Answer:
