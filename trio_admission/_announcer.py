@@ -50,7 +50,8 @@ class Announcer:
         try:
             instrument(event)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the pool's change stands
-            self.instruments.remove(instrument)
+            if instrument in self.instruments:
+                self.instruments.remove(instrument)
             sys.unraisablehook(
                 _Unraisable(
                     type(error), error, error.__traceback__, "Instrument of a pool removed", instrument

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from ._records import ONE_SLOT, Cost
@@ -27,34 +26,14 @@ class Wake(Protocol):
 
 
 class Claim:
-    """What one reservation asked for, where it stands and what it holds.
+    """What one reservation asked for, where it stands and what it holds."""
 
-    The defaults stand on the class: most claims never wait, park, lend or borrow, and making one is on the
-    way of every request.
-    """
-
-    id = 0
-    state: LeaseState = WAITING
-    slots: tuple[int, ...] = ()
-    charge: Cost | None = None  # what the pool's sums carry for it
-    account: Flow | None = None  # the flow that it was charged to, while it holds
-    granted = False  # it was granted once
-    open = False  # admitted with control off: holds nothing
-    deadline = math.inf  # of its first wait
-    since = 0.0  # when it joined its line; once granted, when it was granted
-    preferred: tuple[int, ...] = ()  # a return prefers the ids that it had
-    wake: Wake | None = None  # set while a task waits
-    refusal: AdmissionError | None = None  # why it ended without a grant
-    watched = False  # its deadline is in the core's list of those that no task waits for
-    cut_by: BaseException | None = None  # what cut the park that lost it
-    refused = False  # its park keeps the slot
-    unparking = False  # its return leads into `unparked()`
-    parent: Claim | None = None
-    token: str | None = None  # of a resume ticket
-    lender: Claim | None = None  # whose slots it borrows
-    borrower: Claim | None = None  # who borrows its slots
-    ticket: IssuedTicket | None = None  # the resume ticket that it issued
-    came_with: IssuedTicket | None = None  # the resume ticket that it used
+    # Slots, since a claim is made and read on the way of every request.
+    __slots__ = (
+        "_children", "account", "borrower", "came_with", "charge", "cost", "cut_by", "deadline", "flow",
+        "granted", "id", "lender", "max_wait", "open", "parent", "preferred", "priority", "refusal",
+        "refused", "since", "slots", "state", "ticket", "token", "unparking", "wake", "watched", "weight",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -69,11 +48,39 @@ class Claim:
         self.weight = weight
         self.priority = priority
         self.max_wait = max_wait
+        self.preferred: tuple[int, ...] = ()  # a return prefers the ids that it had
+        self.token: str | None = None  # of a resume ticket
+        self.parent: Claim | None = None
 
-    @cached_property
+        self.id = 0  # counted from 1 on arrival
+        self.state: LeaseState = WAITING
+        self.since = 0.0  # when it joined its line; once granted, when it was granted
+        self.deadline = math.inf  # of its first wait
+        self.watched = False  # its deadline is in the core's list of those that no task waits for
+        self.wake: Wake | None = None  # set while a task waits
+        self.refusal: AdmissionError | None = None  # why it ended without a grant
+
+        self.granted = False  # it was granted once
+        self.slots: tuple[int, ...] = ()
+        self.charge: Cost | None = None  # what the pool's sums carry for it
+        self.account: Flow | None = None  # the flow that it was charged to, while it holds
+        self.open = False  # admitted with control off: holds nothing
+
+        self.refused = False  # its park keeps the slot
+        self.unparking = False  # its return leads into `unparked()`
+        self.cut_by: BaseException | None = None  # what cut the park that lost it
+        self.lender: Claim | None = None  # whose slots it borrows
+        self.borrower: Claim | None = None  # who borrows its slots
+        self._children: OrderedDict[Claim, None] | None = None
+        self.ticket: IssuedTicket | None = None  # the resume ticket that it issued
+        self.came_with: IssuedTicket | None = None  # the resume ticket that it used
+
+    @property
     def children(self) -> OrderedDict[Claim, None]:
         """The claims that wait with this one as their parent, oldest first."""
-        return OrderedDict()
+        if self._children is None:
+            self._children = OrderedDict()
+        return self._children
 
     def __repr__(self) -> str:
         return f"<Claim {self.id} {self.state.value} flow={self.flow!r} slots={self.slots}>"

@@ -13,7 +13,6 @@ Invariants, asserted by `check`:
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -71,9 +70,10 @@ class Core:
         self.closed = False
         self.tickets: dict[str, IssuedTicket] = {}
         self.on_idle: Callable[[], None] | None = None
-        self._unattended: list[tuple[float, int, Claim | IssuedTicket]] = []  # ends although no task waits
-        self._ties = itertools.count()
+        self._deadlines: list[tuple[float, int, Claim]] = []  # of claims for which no task waits
+        self._expiries: list[tuple[float, str]] = []  # of the tickets that are out, by token
         self._ranking: dict[Claim, int] | None = None
+        self._ranked_at = 0.0
         self._arrivals = 0
         self.use_budget(budget)
 
@@ -90,14 +90,12 @@ class Core:
         return not self.holders and not self.parked and not len(self.line)
 
     @property
-    def forgettable(self) -> bool:
-        """Whether nobody can ask for anything of this pool any more, once it is closed."""
-        self._sweep()
-        return self.idle and not self.tickets
+    def next_deadline(self) -> float:
+        """When `expire` has something to do; infinity = nothing is planned."""
+        return self._deadlines[0][0] if self._deadlines else math.inf
 
     def statistics(self) -> PoolStatistics:
         """Return the counts of this moment."""
-        self._sweep()
         held = self.held
         nobody_could = self.suspensions or held.alone is not None
         return PoolStatistics(
@@ -118,17 +116,19 @@ class Core:
 
     def position(self, claim: Claim) -> int:
         """Return the claim's place in the line, 1 = next, 0 = it does not wait."""
-        self._sweep()
         if not self.waits(claim):
             return 0
-        if self._ranking is None:
-            order = self.line.order(self.now(), self.held.share)
+        now = self.now()
+        if self._ranking is None or (self.config.aging is not None and now != self._ranked_at):
+            order = self.line.order(now, self.held.share)
             self._ranking = {waiting: place for place, waiting in enumerate(order, 1)}
+            self._ranked_at = now
         return self._ranking[claim]
 
     def waiting(self) -> list[Waiting]:
         """Return everybody who waits, in order."""
-        self._sweep()
+        if not len(self.line):
+            return []
         now, returning = self.now(), self.line.returning
         order = self.line.order(now, self.held.share)
         return [
@@ -166,14 +166,14 @@ class Core:
             claim.deadline = now + claim.max_wait
         if self.announcer.instruments:
             self._note(EventKind.ARRIVED, claim)
-        if self.closed:
+        if claim.token is not None and self.config.enabled and self._redeem(claim, now):
+            self._line_up(claim, now)
+            self._fill(now)
+        elif self.closed:
             self._refuse(claim, PoolClosed(f"pool {self.name!r} is closed"), "closed", now)
-        if not self.config.enabled:
+        elif not self.config.enabled:
             claim.open = True
             self._granted(claim, now)
-            self._fill(now)
-        elif claim.token is not None and self._redeem(claim, now):
-            self._line_up(claim, now)
             self._fill(now)
         elif self.line.newcomers or self.line.returning or claim.parent is not None:
             self._enrol(claim)
@@ -209,15 +209,23 @@ class Core:
         self._fill(now)
 
     def watch(self, claim: Claim) -> None:
-        """See to it that the claim's wait ends in time although no task waits for it."""
-        if (
-            claim.deadline != math.inf
-            and not claim.watched
-            and not claim.granted
-            and claim.state is not ENDED
-        ):
+        """Plan the end of a wait for which no task waits; `expire` will carry it out."""
+        if claim.deadline != math.inf and not claim.watched and not claim.granted and self.waits(claim):
             claim.watched = True
-            self._watch(claim.deadline, claim)
+            heapq.heappush(self._deadlines, (claim.deadline, claim.id, claim))
+            if len(self._deadlines) > 2 * len(self.line) + 16:  # most are of claims that have gone since
+                self._deadlines = [entry for entry in self._deadlines if self.waits(entry[2])]
+                heapq.heapify(self._deadlines)
+
+    def expire(self) -> None:
+        """Take out those whose ``max_wait`` has passed while no task waits for them."""
+        now = self._begin()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            claim = heapq.heappop(self._deadlines)[2]
+            claim.watched = False
+            if claim.wake is None and not claim.granted and self.waits(claim):
+                self._time_out(claim, now)
+        self._fill(now)
 
     def park(self, claim: Claim, threads: float) -> None:
         """Give the claim's slots back, unless the budget refuses; then it keeps them."""
@@ -283,12 +291,13 @@ class Core:
         self._note(EventKind.RESIZED)
         self._fill(now)
 
-    def close(self) -> None:
-        """Refuse newcomers, those in the line included. Holders and returning holders go on."""
+    def close(self, *, dismiss: bool) -> None:
+        """Refuse newcomers; with ``dismiss`` those in the line, too. Holders and returning holders go on."""
         now = self._begin()
         if not self.closed:
             self.closed = True
             self._note(EventKind.CLOSED)
+        if dismiss:
             for claim in self.line.newcomers_in_any_order():
                 self._step_out_of_line(claim)
                 self._end(claim, PoolClosed(f"pool {self.name!r} was closed"))
@@ -319,10 +328,18 @@ class Core:
             if not self.budget.ask(ticket, threads, now):
                 return None
             claim.ticket = self.tickets[ticket.public.token] = ticket
-            self._watch(ticket.public.expires_at, ticket)
+            heapq.heappush(self._expiries, (ticket.public.expires_at, ticket.public.token))
             self._note(EventKind.TICKET_ISSUED, claim)
             self._fill(now)
         return claim.ticket.public
+
+    def forget_tickets(self, until: float = math.inf) -> None:
+        """Forget the tickets that expire up to a time. Frees no slot; so nobody is granted anything."""
+        while self._expiries and self._expiries[0][0] <= until:
+            ticket = self.tickets.pop(heapq.heappop(self._expiries)[1], None)
+            if ticket is not None:
+                self.budget.give_back(ticket)
+                self.held.ids.cool(ticket.slots, ticket)
 
     # The parts of changes.
 
@@ -330,13 +347,9 @@ class Core:
         if self.announcer.telling:
             raise RuntimeError("an instrument must not change the pool that it watches")
         now = self.now()
-        while self._unattended and self._unattended[0][0] < now:
-            self._expire(heapq.heappop(self._unattended)[2], now)
+        if self._expiries:
+            self.forget_tickets(now)
         return now
-
-    def _sweep(self) -> None:
-        if self._unattended and self._unattended[0][0] < self.now():
-            self._fill(self._begin())
 
     def _fill(self, now: float, newcomer: Claim | None = None) -> None:
         """Grant to everybody who is next and fits. Every change ends here.
@@ -508,19 +521,6 @@ class Core:
         self._note(EventKind.TICKET_USED, claim)
         return True
 
-    def _watch(self, at: float, what: Claim | IssuedTicket) -> None:
-        heapq.heappush(self._unattended, (at, next(self._ties), what))
-
-    def _expire(self, what: Claim | IssuedTicket, now: float) -> None:
-        if isinstance(what, IssuedTicket):
-            if self.tickets.pop(what.public.token, None) is not None:
-                self.budget.give_back(what)
-                self.held.ids.cool(what.slots, what)
-            return
-        what.watched = False
-        if what.wake is None and not what.granted and what.state is not ENDED:
-            self._time_out(what, now)
-
     def _time_out(self, claim: Claim, now: float) -> None:
         self._step_out_of_line(claim)
         self._note(EventKind.TIMED_OUT, claim, seconds=now - claim.since)
@@ -548,7 +548,7 @@ class Core:
     def check(self) -> None:
         """Assert the invariants of the head of this file."""
         holders = list(self.holders)
-        waiting = self.line.order(self.now(), self.held.share)
+        waiting = self.line.order(self.now(), self.held.share) if len(self.line) else []
         everybody = [*holders, *self.parked, *waiting]
         assert len(everybody) == len(set(everybody)), f"a claim is in two places: {everybody}"
         self.held.check(holders)

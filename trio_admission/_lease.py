@@ -13,7 +13,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._errors import LeaseLost
-from ._states import HELD_AGAIN, PARKED, RETURNING, LeaseState, Move, require
+from ._states import ENDED, HELD_AGAIN, PARKED, RETURNING, LeaseState, Move, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,7 @@ class Waits:
         self.core = core
         self.run: trio.lowlevel.TrioToken | None = None
         self._enter_run = enter_run
+        self._caretaker: trio.CancelScope | None = None
         self._spare: list[
             tuple[trio.MemorySendChannel[tuple[int, ...]], trio.MemoryReceiveChannel[tuple[int, ...]]]
         ] = []
@@ -54,11 +55,36 @@ class Waits:
             if self.run is not None and not self.core.idle:
                 raise RuntimeError("the pool is in use in another Trio run")
             self.run = run
+            self.core.forget_tickets()  # their times are of another clock
             self._spare.clear()
             self._enter_run()
         if claim.id:
             raise RuntimeError("a reservation may be entered only once")
         self.core.arrive(claim)
+
+    def watch(self, claim: Claim) -> None:
+        """See to it that the claim's place is gone when its ``max_wait`` has passed, though no task waits.
+
+        A system task does it, one for a pool, and only while it is needed: those behind that place must be
+        looked at when it goes, and none of them can know when that is.
+        """
+        self.core.watch(claim)
+        if self._caretaker is not None:
+            self._caretaker.deadline = self.core.next_deadline
+        elif self.core.next_deadline != math.inf:
+            self._caretaker = trio.CancelScope()
+            trio.lowlevel.spawn_system_task(self._take_care)
+
+    async def _take_care(self) -> None:
+        try:
+            while (deadline := self.core.next_deadline) != math.inf:
+                with trio.CancelScope(deadline=deadline) as self._caretaker:
+                    await trio.sleep_forever()
+                # As in `for_grant`: a grant in the same tick wins.
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                self.core.expire()
+        finally:
+            self._caretaker = None
 
     @enable_ki_protection
     async def for_grant(self, claim: Claim, until: float = math.inf) -> None:
@@ -83,10 +109,7 @@ class Waits:
             received = False  # the pool was closed, and so is the channel
         finally:
             claim.wake = None
-            waits_on = self.core.waits(claim)
-            if waits_on:
-                self.core.watch(claim)
-            if (received or waits_on) and len(self._spare) < _SPARE_CHANNELS:
+            if (received or self.core.waits(claim)) and len(self._spare) < _SPARE_CHANNELS:
                 self._spare.append(channel)  # nothing is in it
 
 
@@ -138,6 +161,8 @@ class Arrival:
             await trio.lowlevel.checkpoint()
         if claim.refusal is not None:
             raise claim.refusal
+        if claim.state is ENDED:
+            raise RuntimeError("the reservation has ended")
         return claim.granted
 
     @enable_ki_protection

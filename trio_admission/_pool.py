@@ -200,7 +200,7 @@ class SlotPool:
     @enable_ki_protection
     def close(self) -> None:
         """Refuse newcomers for ever; those in the line get `PoolClosed`. Holders, parked or not, go on."""
-        self._core.close()
+        self._core.close(dismiss=True)
 
     @enable_ki_protection
     async def drained(self) -> None:
@@ -209,9 +209,8 @@ class SlotPool:
         while not self._core.idle:
             if self._drained is None:
                 self._drained = trio.Event()
-                self._core.on_idle = self._drained.set
+                self._core.on_idle = self._tell_drained
             await self._drained.wait()
-            self._drained = self._core.on_idle = None
 
     @enable_ki_protection
     def add_instrument(self, instrument: Instrument) -> None:
@@ -244,6 +243,11 @@ class SlotPool:
         claim.token = ticket.token if isinstance(ticket, ResumeTicket) else ticket
         if parent is not None and parent._waits is self._waits:
             claim.parent = parent._claim  # a lease of another pool has no slot that would be of use here
+
+    def _tell_drained(self) -> None:
+        if self._drained is not None:
+            self._drained.set()
+        self._drained = self._core.on_idle = None
 
     def _use_budget_of_run(self) -> None:
         if self._own_budget is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+from trio.lowlevel import enable_ki_protection
+
 from ._pool import DEFAULT_CONFIG, SlotPool
 
 if TYPE_CHECKING:
@@ -40,15 +42,17 @@ class PoolRegistry:
             )
         return pool
 
+    @enable_ki_protection
     def discard(self, name: str) -> None:
-        """Close a pool, and forget it as soon as nobody has anything of it.
+        """Refuse newcomers to a pool, and forget it as soon as nobody has anything of it.
 
-        Until then, which includes resume tickets that are out, `get` returns the closed pool. An unknown name
+        Those who wait are served, as are holders; for a backend that is gone for good, `SlotPool.close` ends
+        their wait. Until nobody is left and no resume ticket is out, `get` returns that pool. An unknown name
         is ignored.
         """
         pool = self._pools.get(name)
         if pool is not None:
-            pool.close()
+            pool._core.close(dismiss=False)
             self._discarded.add(name)
             self._sweep()
 
@@ -64,8 +68,12 @@ class PoolRegistry:
         self._sweep()
         return name in self._pools
 
+    @enable_ki_protection
     def _sweep(self) -> None:
         for name in tuple(self._discarded):
-            if self._pools[name]._core.forgettable:  # the library's own
+            core = self._pools[name]._core
+            if core.tickets:
+                core.forget_tickets(core.now())
+            if core.idle and not core.tickets:
                 self._discarded.remove(name)
                 del self._pools[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import trio
@@ -25,7 +26,7 @@ class Reservation(Arrival):
         except BaseException:
             waits.core.leave(claim)
             raise
-        waits.core.watch(claim)
+        waits.watch(claim)
         self._scope = trio.CancelScope()
         self._scope.__enter__()
         return self
@@ -69,8 +70,7 @@ class Reservation(Arrival):
             PoolClosed: the pool was closed before the grant; the place is gone.
             RuntimeError: another task waits for this reservation, or it has ended.
         """
-        if not await self._wait():
-            raise RuntimeError("the reservation has ended")
+        await self._attend()
         return self._held()
 
     @enable_ki_protection
@@ -82,11 +82,13 @@ class Reservation(Arrival):
         if not seconds >= 0:
             raise ValueError(f"seconds must be at least 0, not {seconds!r}")
         until = trio.current_time() + seconds
-        if await self._wait(until):
-            return self._held()
-        if not self._waits.core.waits(self._claim):
-            raise RuntimeError("the reservation has ended")
-        return None
+        return self._held() if await self._attend(until) else None
+
+    async def _attend(self, until: float = math.inf) -> bool:
+        try:
+            return await self._wait(until)
+        finally:
+            self._waits.watch(self._claim)  # in case it still waits
 
     def _held(self) -> Lease:
         if self._lease is None:
