@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger(__name__)
 
-# After the last event the server closes its stream at once; a connection that was read to its end can
-# be used again. A slot must not wait for a server that dawdles here.
-_TAIL: Final = 0.1
 # Seconds until a client that was refused because of a shutdown may find the next gateway.
 DRAIN_RETRY: Final = 5
 
@@ -189,9 +186,6 @@ class Passage:
                 if relay.full:
                     await self._room()
             if exchange.finished:
-                with trio.move_on_after(_TAIL):
-                    async for _ in response:
-                        pass
                 break
         if not exchange.stream:
             self._decide(Answer(200, b"application/json", exchange.answer()))

@@ -12,7 +12,7 @@ from .routes import add_routes
 from .serving.app import ServingApp
 
 if TYPE_CHECKING:
-    import httpx2
+    import httpcore2
 
     from .settings import Settings
 
@@ -23,14 +23,14 @@ class App(ServingApp):
     gateway: Gateway
 
 
-def create_app(settings: Settings, *, transport: httpx2.AsyncBaseTransport | None = None) -> App:
+def create_app(settings: Settings, *, network: httpcore2.AsyncNetworkBackend | None = None) -> App:
     """Make the application.
 
     Args:
         settings: What it is told.
-        transport: Speaks to the server instead of sockets; for tests.
+        network: Connects to the server in place of sockets; for tests.
     """
-    backend = Backend("default", settings, transport)
+    backend = Backend("default", settings, network)
     app = App(__name__)
     app.gateway = Gateway(settings, backend)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body

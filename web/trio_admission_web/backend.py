@@ -14,7 +14,7 @@ from .problems import ProblemError
 from .upstream import Upstream
 
 if TYPE_CHECKING:
-    import httpx2
+    import httpcore2
 
     from .settings import Settings
 
@@ -34,10 +34,10 @@ class Backend:
     """
 
     def __init__(
-        self, name: str, settings: Settings, transport: httpx2.AsyncBaseTransport | None = None
+        self, name: str, settings: Settings, network: httpcore2.AsyncNetworkBackend | None = None
     ) -> None:
         self.name = name
-        self.upstream = Upstream(settings, transport)
+        self.upstream = Upstream(settings, network)
         self.pool = SlotPool(settings.slots or 1, name=name, config=settings.admission)
         self._configured = settings.slots
         self._last_word = ""

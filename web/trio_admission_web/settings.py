@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
-
-import httpx2
+from urllib.parse import urlsplit
 
 from trio_admission import AdmissionConfig
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 PREFIX: Final = "TRIO_ADMISSION_"
+_PLAIN: Final = re.compile(r"[!-~]+")
 
 
 class SettingsError(ValueError):
@@ -136,14 +137,15 @@ def _parse(name: str, text: str) -> Any:
 
 def _check_address(address: str) -> None:
     try:
-        url = httpx2.URL(address)
-    except httpx2.InvalidURL:
+        url = urlsplit(address)
+        port = url.port
+    except ValueError:
         raise SettingsError("upstream", "is not an address") from None
-    if url.scheme not in {"http", "https"} or not url.host or not 0 < (url.port or 80) <= 65535:
-        raise SettingsError("upstream", "must be an address such as http://127.0.0.1:8080")
-    if url.userinfo:
+    if "@" in url.netloc:
         raise SettingsError(
             "upstream", "must not contain a user or a password"
         )  # which are not repeated here
+    if url.scheme not in {"http", "https"} or not url.hostname or port == 0 or not _PLAIN.fullmatch(address):
+        raise SettingsError("upstream", "must be an address such as http://127.0.0.1:8080")
     if url.query or url.fragment:
         raise SettingsError("upstream", "must not have a query or a fragment")

@@ -1,7 +1,8 @@
 """One llama-server's HTTP: what is sent to it, and what each of its failures is called.
 
-Only the transport of httpx2 is used. Cookies, redirects, proxies from the environment, decoding and
-default headers are things that a gateway must not do, and without that layer a request also costs less.
+The client is httpcore2, the layer below httpx2. What httpx2 adds - cookies, redirects, proxies from the
+environment, decoding, default headers - a gateway must not do, its layers cost more than the rest of the way
+for each event, and one of them is left to the garbage collector when an answer is given up half-way.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import logging
 import math
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
-import httpx2
+import httpcore2
 import trio
 
-from .problems import ProblemError, bad_gateway, invalid_request, upstream_timeout
+from .problems import ProblemError, bad_gateway, upstream_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
     from .settings import Settings
 
@@ -70,12 +73,14 @@ class OpenAnswer:
     """An answer whose head has come. Iterating gives its body as it comes, undecoded."""
 
     def __init__(
-        self, response: httpx2.Response, chunks: AsyncIterator[bytes], silence: trio.CancelScope, idle: float
+        self,
+        response: httpcore2.Response,
+        chunks: AsyncIterator[bytes],
+        silence: trio.CancelScope,
+        idle: float,
     ) -> None:
-        self.status = response.status_code
-        self.content_type = next(
-            (v for name, v in response.headers.raw if name.lower() == b"content-type"), None
-        )
+        self.status = response.status
+        self.content_type = next((v for name, v in response.headers if name.lower() == b"content-type"), None)
         self._chunks = chunks
         self._silence = silence
         self._idle = idle
@@ -118,17 +123,30 @@ class Upstream:
     It has no limit of connections: how many requests may be upstream is the pool's to say.
     """
 
-    def __init__(self, settings: Settings, transport: httpx2.AsyncBaseTransport | None = None) -> None:
+    def __init__(self, settings: Settings, network: httpcore2.AsyncNetworkBackend | None = None) -> None:
         self._settings = settings
-        self._address = httpx2.URL(settings.upstream)
-        self._base = self._address.raw_path.rstrip(b"/")
-        self._own_headers: list[Header] = [(b"accept-encoding", b"identity")]
+        address = urlsplit(settings.upstream)
+        self._scheme = address.scheme
+        self._host = address.hostname or ""
+        self._port = address.port
+        self._base = address.path.rstrip("/").encode()
+        self._own_headers: list[Header] = [
+            (b"host", address.netloc.encode()),
+            (b"accept-encoding", b"identity"),
+        ]
         if settings.upstream_api_key is not None:
             self._own_headers.append((b"authorization", b"Bearer " + settings.upstream_api_key.encode()))
-        self._transport = transport or httpx2.AsyncHTTPTransport(
-            trust_env=False,
-            limits=httpx2.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_EXPIRY),
+        self._timeout = {"connect": settings.connect_limit, "write": _WRITE_LIMIT}
+        make_pool = partial(
+            httpcore2.AsyncConnectionPool,
+            ssl_context=httpcore2.default_ssl_context() if address.scheme == "https" else None,
+            max_connections=None,
+            network_backend=network,
         )
+        self._kept = make_pool(keepalive_expiry=_KEEPALIVE_EXPIRY)
+        # llama-server announces keep-alive and closes after each stream. A request that meets such a
+        # connection fails, and whether the server has begun to work on it cannot be told.
+        self._fresh = make_pool(max_keepalive_connections=0)
 
     @asynccontextmanager
     async def open(
@@ -140,15 +158,15 @@ class Upstream:
         query: bytes = b"",
         body: bytes = b"",
     ) -> AsyncIterator[OpenAnswer]:
-        """Send a request and hold its answer open for the block.
+        """Send a request on a connection of its own and hold its answer open for the block.
 
-        Entering blocks until the head of the answer is there. Leaving closes the connection unless the
-        body was read to its end, which tells the server at once that nobody wants the rest.
+        Entering blocks until the head of the answer is there. Leaving closes the connection, which tells
+        the server at once that nobody wants the rest. The request is sent once, whatever happens.
 
         Args:
             method: The HTTP method.
             path: A path that this program knows, never one that a client sent.
-            headers: Sent besides the server's key.
+            headers: Sent besides the gateway's own.
             query: The client's query string, as it came.
             body: The whole body.
 
@@ -157,47 +175,59 @@ class Upstream:
                 `upstream_timeout`, when a limit of the settings passes. Both also out of the block.
         """
         request = self._request(method, path, headers, query, body)
+        async with self._hold(self._fresh.handle_async_request, request) as answer:
+            yield answer
+
+    async def fetch(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Sequence[Header] = (),
+        query: bytes = b"",
+        body: bytes = b"",
+    ) -> WholeAnswer:
+        """Send a request that makes the server decode nothing, and read its whole answer.
+
+        Connections are kept for a while; the request is sent a second time if it met one that the server
+        had closed in the meantime. Arguments and errors are those of `open`.
+        """
+        request = self._request(method, path, headers, query, body)
+        async with self._hold(self._send_twice, request) as answer:
+            return await answer.whole()
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._kept.aclose()
+        await self._fresh.aclose()
+
+    @asynccontextmanager
+    async def _hold(
+        self, send: Callable[[httpcore2.Request], Awaitable[httpcore2.Response]], request: httpcore2.Request
+    ) -> AsyncIterator[OpenAnswer]:
         with _failures():
             with trio.CancelScope() as silence:
                 silence.deadline = trio.current_time() + self._settings.first_byte_limit
-                response = await self._send(request)
-                async with aclosing(response), aclosing(response.aiter_raw()) as chunks:
+                response = await send(request)
+                async with aclosing(response), aclosing(response.aiter_stream()) as chunks:
                     yield OpenAnswer(response, chunks, silence, self._settings.idle_limit)
             if silence.cancelled_caught:
                 raise ProblemError(upstream_timeout())
 
-    async def fetch(
-        self, method: str, path: str, *, headers: Sequence[Header] = (), query: bytes = b"", body: bytes = b""
-    ) -> WholeAnswer:
-        """Send a request and read its whole answer; see `open`."""
-        async with self.open(method, path, headers=headers, query=query, body=body) as answer:
-            return await answer.whole()
-
-    async def aclose(self) -> None:
-        """Close the connections that are kept for later."""
-        await self._transport.aclose()
-
     def _request(
         self, method: str, path: str, headers: Sequence[Header], query: bytes, body: bytes
-    ) -> httpx2.Request:
+    ) -> httpcore2.Request:
         target = self._base + path.encode() + (b"?" + query if query else b"")
-        try:
-            url = self._address.copy_with(raw_path=target)
-        except httpx2.InvalidURL:
-            raise ProblemError(invalid_request("The query string is not acceptable.")) from None
-        timeout = httpx2.Timeout(
-            connect=self._settings.connect_limit, write=_WRITE_LIMIT, read=None, pool=None
-        )
-        return httpx2.Request(
+        return httpcore2.Request(
             method,
-            url,
-            headers=[*headers, *self._own_headers],
+            httpcore2.URL(scheme=self._scheme, host=self._host, port=self._port, target=target),
+            headers=[*self._own_headers, (b"content-length", b"%d" % len(body)), *headers],
             content=body,
-            extensions={"timeout": timeout.as_dict()},
+            extensions={"timeout": self._timeout},
         )
 
-    async def _send(self, request: httpx2.Request) -> httpx2.Response:
-        """Send, and send once more if the connection was one that the server has closed in the meantime."""
+    async def _send_twice(self, request: httpcore2.Request) -> httpcore2.Response:
+        """Send, and send again if an old connection failed."""
         connected = False
 
         async def trace(event: str, _info: dict[str, Any]) -> None:
@@ -206,28 +236,20 @@ class Upstream:
 
         request.extensions["trace"] = trace
         try:
-            return await self._transport.handle_async_request(request)
-        except httpx2.TransportError as error:
-            # On a new connection the server may have begun to work on the request before it failed.
-            if connected or not _closed_without_a_byte(error):
+            return await self._kept.handle_async_request(request)
+        except (httpcore2.NetworkError, httpcore2.RemoteProtocolError):
+            if connected:
                 raise
-            return await self._transport.handle_async_request(request)
-
-
-def _closed_without_a_byte(error: httpx2.TransportError) -> bool:
-    """Whether a connection ended before its answer began, as opposed to an answer that is no HTTP."""
-    if isinstance(error, httpx2.RemoteProtocolError):
-        return error.__cause__ is None or error.__cause__.__cause__ is None  # garbage has h11's error there
-    return isinstance(error, httpx2.ReadError | httpx2.WriteError)
+            return await self._kept.handle_async_request(request)
 
 
 @contextmanager
 def _failures() -> Iterator[None]:
     try:
         yield
-    except httpx2.TimeoutException as error:
+    except httpcore2.TimeoutException as error:
         log.warning("backend too slow: %s", type(error).__name__)
         raise ProblemError(upstream_timeout()) from error
-    except httpx2.TransportError as error:
+    except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
         log.warning("backend failed: %s: %s", type(error).__name__, error)
         raise ProblemError(bad_gateway()) from error

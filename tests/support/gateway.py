@@ -1,0 +1,105 @@
+"""The gateway in this process, in front of a fake server in memory, on whatever clock the test has."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.upstream import _Network
+from trio_admission_web.app import App, create_app
+from trio_admission_web.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from trio_admission.testing.fake_llama_server import FakeLlamaServer
+    from trio_admission_web.serving.testing import ServingTestConnection
+
+UPSTREAM = "http://llama.test"
+CHAT = "/v1/chat/completions"
+
+
+@asynccontextmanager
+async def gateway(server: FakeLlamaServer, **settings: Any) -> AsyncIterator[App]:
+    """Run ``server`` and the gateway in front of it; afterwards nothing may be held, waiting or in flight."""
+    app = create_app(Settings(**{"upstream": UPSTREAM, **settings}), network=_Network(server))
+    async with server, app.test_app():
+        await wait_all_tasks_blocked()  # it has asked for its slots
+        yield app
+        await wait_all_tasks_blocked()
+        counts = app.gateway.backend.pool.statistics()
+        assert (counts.held, counts.waiting, len(app.gateway.passages)) == (0, 0, 0)
+        await trio.sleep(1)  # the server notices at its next token
+        assert server.in_flight == 0
+
+
+@dataclass
+class Reply:
+    """What came back, and when: seconds since the request was sent."""
+
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    parts: list[tuple[float, bytes]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(part for _, part in self.parts)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> Any:
+        return self.json["error"]
+
+
+def chat(*, stream: bool = False, **members: Any) -> dict[str, Any]:
+    """The body of a chat request."""
+    return {"messages": [{"role": "user", "content": "Hello"}], "stream": stream, **members}
+
+
+def connect(
+    app: App, path: str = CHAT, *, method: str = "POST", headers: Mapping[str, str] | None = None
+) -> ServingTestConnection:
+    """A request that is sent, read and left step by step; an async context manager."""
+    return cast(
+        "ServingTestConnection", app.test_client().request(path, method=method, headers=dict(headers or {}))
+    )
+
+
+async def call(
+    app: App,
+    path: str = CHAT,
+    body: bytes | dict[str, Any] = b"",
+    *,
+    method: str = "POST",
+    headers: Mapping[str, str] | None = None,
+    leave_after: float | None = None,
+) -> Reply:
+    """Send a request and read its whole answer; with ``leave_after`` go away after so many seconds."""
+    reply, start = Reply(), trio.current_time()
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with connect(app, path, method=method, headers=headers) as connection:
+        with trio.move_on_after(float("inf") if leave_after is None else leave_after):
+            await connection.send(raw)
+            await connection.send_complete()
+            try:
+                while True:
+                    part = await connection.receive()
+                    if part:
+                        reply.parts.append((round(trio.current_time() - start, 6), part))
+            except trio.EndOfChannel:
+                pass
+        reply.seconds = round(trio.current_time() - start, 6)
+        reply.status = connection.status_code or 0
+        reply.headers = dict(connection.headers or {})
+        if leave_after is not None:
+            await connection.disconnect()
+    return reply
