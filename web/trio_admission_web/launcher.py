@@ -1,0 +1,121 @@
+"""Serve an application in this process: listen, say where, obey signals, and end in bounded time."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from trio_admission_web.serving.app import ServingApp
+
+BACKLOG = (
+    1000  # connections that wait to be accepted; Hypercorn's 100 are few for clients that come in bursts
+)
+KEEP_ALIVE = 15.0  # seconds; longer than the pools of usual clients (5 s), so that the client closes first
+LAST_WORDS = 1.0  # seconds for answers that are cut at the deadline to say so
+
+
+class LaunchError(Exception):
+    """Raised when the server cannot start; the text is one sentence for the operator."""
+
+
+async def run_server(
+    app: ServingApp,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    shutdown_deadline: float = 30.0,
+    drain: Callable[[], Awaitable[None]] | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve `app` until SIGTERM or SIGINT; must run in the main thread.
+
+    Once it accepts connections, prints `listening on http://HOST:PORT` to stdout for each address, and starts
+    with the list of these URLs. Blocks until the server has stopped.
+
+    The first signal calls `drain`, while new requests are still accepted, so that the application can refuse
+    them. When `drain` returns, or is cancelled because `shutdown_deadline` has passed, listening stops.
+    Requests in flight have the rest of the time to finish, and at least a second; then they are cancelled.
+    The second signal cancels everything.
+
+    Args:
+        app: The application.
+        host: An address, or a name, all of whose addresses are listened on.
+        port: 0 means any free port.
+        shutdown_deadline: Seconds from the first signal.
+        drain: Returns when the application has nothing left to do.
+        task_status: For `nursery.start`.
+
+    Raises:
+        LaunchError: The address is in use, unknown or not allowed.
+    """
+    config = Config()
+    config.bind = await _listen(host, port)
+    config.errorlog = logging.getLogger("hypercorn.error")  # stderr, unless logging is configured otherwise
+    config.include_server_header = False
+    config.keep_alive_timeout = KEEP_ALIVE
+    stop = trio.Event()
+    urls: list[str] = []
+
+    async def serve_and_finish(task_status: trio.TaskStatus[list[str]]) -> None:
+        await serve(app, config, shutdown_trigger=stop.wait, task_status=task_status)
+        nursery.cancel_scope.cancel()
+
+    async def stop_gently() -> None:
+        if not urls:  # still starting
+            nursery.cancel_scope.cancel()
+        deadline = trio.current_time() + shutdown_deadline
+        if drain is not None:
+            with trio.move_on_at(deadline):
+                await drain()
+        config.graceful_timeout = max(deadline - trio.current_time(), LAST_WORDS)
+        stop.set()
+
+    async def obey_signals() -> None:
+        await anext(signals)
+        nursery.start_soon(stop_gently)
+        await anext(signals)
+        nursery.cancel_scope.cancel()
+
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(obey_signals)
+            urls += await nursery.start(serve_and_finish)
+            for url in urls:
+                print(f"listening on {url}", flush=True)
+            task_status.started(urls)
+
+
+def launch(main: Callable[[], Awaitable[None]]) -> int:
+    """Run `main` in a Trio run of its own and return the exit status for the process.
+
+    A `LaunchError`, also one inside groups, is one line on stderr and status 1; any other error is raised.
+    """
+    try:
+        trio.run(main)
+    except* LaunchError as group:
+        failure: BaseException = group
+        while isinstance(failure, BaseExceptionGroup):
+            failure = failure.exceptions[0]
+        print(f"trio-admission: {failure}", file=sys.stderr)
+    else:
+        return 0
+    return 1
+
+
+async def _listen(host: str, port: int) -> list[str]:
+    # Not left to Hypercorn, whose error would come out of three nurseries after the application has started.
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+    except OSError as error:
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        raise LaunchError(f"cannot listen on http://{address}: {error.strerror or error}") from error
+    return [f"fd://{listener.socket.detach()}" for listener in listeners]

@@ -1,0 +1,95 @@
+"""One request and its answer: what lives as long as they do, and what ends when the client goes."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, cast
+
+import trio
+from hypercorn.typing import ConnectionState
+from quart_trio.asgi import TrioASGIHTTPConnection
+from werkzeug.exceptions import RequestTimeout
+
+if TYPE_CHECKING:
+    from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
+    from quart import Request
+
+    from trio_admission_web.serving.body import BoundedBody
+
+STATE_KEY = "request_scope"
+
+
+class RequestScope:
+    """What a request owns: a nursery that dies with it, and whether it died because the client went.
+
+    Attributes:
+        nursery: Cancelled when the client disconnects, when the answer is complete, when the server stops.
+        disconnected: True from the moment that the client is gone without having its whole answer. False in a
+            task that is cancelled for one of the other reasons.
+    """
+
+    __slots__ = ("disconnected", "nursery")
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.nursery = nursery
+        self.disconnected = False
+
+
+def request_scope(request: Request) -> RequestScope:
+    """Return what `request` owns; it is in the request's ASGI scope, at `["state"]["request_scope"]`."""
+    return cast("RequestScope", request.scope["state"][STATE_KEY])
+
+
+class RequestConnection(TrioASGIHTTPConnection):
+    """Serves one request of a ServingApp."""
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Serve the request; returns when it is answered, or cancelled because the client went."""
+        try:
+            request = self._create_request_from_scope(send)
+        except (IndexError, ValueError):  # Quart cannot take the target apart: "?x", "http://["
+            await send({"type": "http.response.start", "status": 400, "headers": [(b"connection", b"close")]})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        answered = False
+
+        async def send_noting_the_end(message: ASGISendEvent) -> None:
+            nonlocal answered
+            answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        async def watch_client() -> None:
+            await _until_gone(request, receive)
+            # Hypercorn says this at the end of each answer, from inside the last send. To cancel that send
+            # would leave a connection that is kept alive without its idle timer.
+            if not answered:
+                owned.disconnected = True
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            owned = RequestScope(nursery)
+            self.scope.setdefault("state", ConnectionState({}))[STATE_KEY] = owned
+            nursery.start_soon(watch_client)
+            await self.handle_request(nursery, request, send_noting_the_end)
+
+
+async def _until_gone(request: Request, receive: ASGIReceiveCallable) -> None:
+    """Take what the client sends until it is gone; fail the body if it is not complete in time."""
+    body, seconds = cast("BoundedBody", request.body), request.body_timeout
+    with trio.move_on_after(inf if seconds is None else seconds) as patience:
+        if not await _fill(body, receive):
+            return
+    if patience.cancelled_caught:
+        body.fail(RequestTimeout(f"The request body did not arrive within {seconds:g} s."))
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _fill(body: BoundedBody, receive: ASGIReceiveCallable) -> bool:
+    """Take the body as it arrives, and say whether the client stayed until its end."""
+    while (message := await receive())["type"] == "http.request":
+        body.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            body.set_complete()
+            return True
+    return False

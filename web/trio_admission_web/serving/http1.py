@@ -1,0 +1,100 @@
+"""HTTP/1 of Hypercorn, whose reader never stops reading and which never leaves HTTP/1 in mid-connection.
+
+Hypercorn 0.18 stops reading when a client sends ahead of its answer: it then sees no disconnect, and the
+socket and the task stay for ever. And an `Upgrade` to websocket or h2c with the wrong bytes behind it makes
+it fail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import h11
+import trio
+from hypercorn.events import Event, RawData
+from hypercorn.protocol.events import Response
+from hypercorn.protocol.h11 import H11Protocol
+
+from trio_admission_web.serving.transport import HangUp
+
+if TYPE_CHECKING:
+    from hypercorn.protocol.events import Event as StreamEvent
+
+MAX_AHEAD = 64 * 1024  # bytes kept of what a client sends before it has its answer
+
+
+class PlainConnection(h11.Connection):
+    """HTTP/1 that offers no upgrades, and asks for more bytes where h11 would ask to be left alone."""
+
+    def next_event(self) -> Any:
+        """Return the next event; `NEED_DATA` also when the request is complete and its answer is not."""
+        event = super().next_event()
+        if event is h11.PAUSED:
+            return h11.NEED_DATA
+        if isinstance(event, h11.Request) and any(name == b"upgrade" for name, _ in event.headers):
+            return h11.Request(
+                method=event.method,
+                target=event.target,
+                http_version=event.http_version,
+                headers=[(name, value) for name, value in event.headers if name != b"upgrade"],
+            )
+        return event
+
+
+class HTTP1Protocol(H11Protocol):
+    """One HTTP/1 connection. A request that is sent ahead of an answer waits in a bounded buffer."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.connection: h11.Connection = PlainConnection(
+            h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size
+        )
+        self._parsing = trio.Lock()  # held by the reader, or by who goes on with what was sent ahead
+        self._overrun = False  # bytes that came ahead had to be thrown away
+
+    async def handle(self, event: Event) -> None:
+        """Take what the transport has read. Blocks while the application's queue is full."""
+        if isinstance(event, RawData):
+            if event.data and not self._keeps(len(event.data)):
+                return
+            async with self._parsing:
+                await super().handle(event)
+        else:
+            await super().handle(event)
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Send a part of the answer; say `close` in its head if the connection cannot outlive it."""
+        if isinstance(event, Response) and (
+            self.connection.their_state is h11.SEND_BODY or self.context.terminated.is_set()
+        ):
+            event = replace(event, headers=[*event.headers, (b"connection", b"close")])
+        await super().stream_send(event)
+
+    def _keeps(self, count: int) -> bool:
+        state = self.connection.their_state
+        if state is h11.MUST_CLOSE:  # behind a request that said "close" nothing counts
+            return False
+        if state not in {h11.IDLE, h11.SEND_BODY}:
+            self._overrun = self._overrun or self._sent_ahead() + count > MAX_AHEAD
+        return not self._overrun
+
+    def _sent_ahead(self) -> int:
+        return len(self.connection.trailing_data[0])
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        if self.keep_alive_requests == 0:  # the preface of HTTP/2 opens a connection or is nothing
+            await super()._check_protocol(event)
+
+    async def _maybe_recycle(self) -> None:
+        if self.connection.their_state is h11.SEND_BODY or self._overrun:
+            await self._close_stream()
+            await self.send(HangUp())
+            return
+        await super()._maybe_recycle()
+        if self.connection.our_state is h11.IDLE and self._sent_ahead():
+            self.task_group.spawn(self._go_on)
+
+    async def _go_on(self) -> None:
+        async with self._parsing:
+            await self._handle_events()

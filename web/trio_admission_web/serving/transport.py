@@ -1,0 +1,174 @@
+"""One TCP connection of Hypercorn's Trio worker, without its ways to take the server down.
+
+What Hypercorn 0.18 does wrong, and what is done about it here:
+
+* An exception in one connection's tasks leaves `serve()`, so one malformed request ends the process. `run`
+  keeps it inside.
+* A write is shielded from cancellation and has no deadline, so a client that stops reading keeps its handler
+  for as long as it likes, shutdown included. `_write` has one, and the end of the reader ends the writers.
+* Whoever feeds a request's messages to an application that has failed waits for ever. `RequestTasks` ends
+  that wait.
+* An answer that is given before its request has come in is followed by a reset, which may destroy the answer.
+  `HangUp` closes in the order that HTTP asks for.
+* After a client has closed an idle connection, its socket stays open until the idle timer runs out.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import trio
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.trio.task_group import TaskGroup, _handle
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from hypercorn.config import Config
+
+WRITE_TIMEOUT = 30.0  # seconds for a client to take one piece
+WRITE_PIECE = 64 * 1024  # bytes; small enough that a slow but steady reader takes one in time
+LINGER = 1.0  # seconds in which a client may finish what it is sending before the connection is closed
+
+
+@dataclass(frozen=True)
+class HangUp(Closed):
+    """Say that nothing more is sent, then close once the client has stopped sending or `LINGER` has passed.
+
+    Closing at once with bytes unread would send a reset, and a reset can destroy the answer on its way.
+    """
+
+
+def pieces(data: bytes) -> Iterator[bytes | memoryview]:
+    """Yield `data` in pieces of at most `WRITE_PIECE` bytes, without a copy."""
+    if len(data) <= WRITE_PIECE:
+        yield data
+    else:
+        view = memoryview(data)
+        for start in range(0, len(data), WRITE_PIECE):
+            yield view[start : start + WRITE_PIECE]
+
+
+class Transport(TCPServer):
+    """A connection whose failures stay its own and whose client cannot hold a task by not reading."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._receiving = trio.CancelScope()  # round the read that is waiting
+        self._hangs_up_at = inf  # set once we have said that nothing more is sent
+        self._dropped = False
+
+    async def run(self) -> None:
+        """Serve the connection until it ends; whatever goes wrong in it is logged and ends it alone."""
+        try:
+            await super().run()
+        except* OSError:
+            pass  # the network's failure: the client is gone, and its request has been cancelled
+        except* Exception:  # noqa: BLE001 - logged, with its traceback
+            await self.config.log.exception("A connection failed and was dropped")
+
+    async def protocol_send(self, event: Event) -> None:
+        """Act on what the protocol asks for. Writing blocks for as long as `_write` says."""
+        if isinstance(event, RawData):
+            await self._write(event.data)
+        elif isinstance(event, HangUp):
+            await self._hang_up()
+        elif not (self._dropped and isinstance(event, Updated)):  # a dead connection needs no idle timer
+            await super().protocol_send(event)
+
+    async def _write(self, data: bytes) -> None:
+        """Send `data` whole or drop the connection, shielded: half a frame would spoil all that follows.
+
+        Blocks while the client does not read, for at most `WRITE_TIMEOUT` a piece.
+        """
+        with trio.CancelScope(shield=True) as patience:
+            try:
+                self.send_lock.acquire_nowait()  # costs no round of the scheduler, unlike `async with`
+            except trio.WouldBlock:
+                await self.send_lock.acquire()
+            try:
+                for piece in pieces(data):
+                    patience.deadline = trio.current_time() + WRITE_TIMEOUT
+                    await self.stream.send_all(piece)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+            else:
+                return
+            finally:
+                self.send_lock.release()
+        self._drop()
+        await self.protocol.handle(Closed())
+        # An application that does nothing but send would otherwise never see that it is cancelled.
+        await trio.lowlevel.checkpoint()
+
+    async def _read_data(self) -> None:
+        try:
+            while data := await self._receive():
+                if self._hangs_up_at == inf:
+                    await self.protocol.handle(RawData(data))
+            if self._hangs_up_at == inf:
+                await self.protocol.handle(RawData(b""))
+            await self.protocol.handle(Closed())
+            await self.idle_task.stop()
+        finally:
+            # The client is gone or the server stops: nobody may go on waiting in a shielded write.
+            self._drop()
+
+    async def _receive(self) -> bytes:
+        """Wait for bytes from the client; none mean that no more come, for whatever reason."""
+        deadline = min(self._hangs_up_at, trio.current_time() + (self.config.read_timeout or inf))
+        with trio.CancelScope(deadline=deadline) as self._receiving:
+            try:
+                return bytes(await self.stream.receive_some(MAX_RECV))
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+        return b""
+
+    async def _hang_up(self) -> None:
+        if isinstance(self.stream, trio.SSLStream):  # cannot say so without closing
+            self._drop()
+        else:
+            self._hangs_up_at = self._receiving.deadline = trio.current_time() + LINGER
+            async with self.send_lock:
+                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    await self.stream.send_eof()
+        await self.protocol.handle(Closed())
+
+    async def _close(self) -> None:
+        self._drop()
+
+    def _drop(self) -> None:
+        self._dropped = True
+        stream = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
+        stream.socket.close()
+
+
+class RequestTasks(TaskGroup):
+    """A connection's nursery, whose applications are fed only while they run."""
+
+    async def spawn_app(
+        self,
+        app: AppWrapper,
+        config: Config,
+        scope: Scope,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        """Start `app` and return what feeds it; feeding blocks while its queue is full and it runs."""
+        feed, messages = trio.open_memory_channel[ASGIReceiveEvent](config.max_app_queue_size)
+
+        async def run_while_fed(*args: Any) -> None:
+            with messages:
+                await app(*args)
+
+        async def put(message: ASGIReceiveEvent) -> None:
+            with suppress(trio.BrokenResourceError):
+                await feed.send(message)
+
+        spawners = trio.to_thread.run_sync, trio.from_thread.run
+        self.spawn(_handle, run_while_fed, config, scope, messages.receive, send, *spawners)
+        return put
