@@ -25,7 +25,7 @@ from ._fake.exchange import Exchange
 from ._fake.http import KEEP_ALIVE_REQUESTS, BadRequestError, Connection, Request, Wire, response_head
 from ._fake.script import Cut, End, Raw, Reply, Script, ToolCall, pieces_of
 from ._fake.site import Site, decodes
-from ._fake.stream import MemoryStream, Stream, memory_connection, reset
+from ._fake.stream import MemoryStream, Stream, close, memory_connection, reset
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -184,11 +184,11 @@ class FakeLlamaServer(pages.Options):
         self._wires.add(wire)
         try:
             with wire.scope:
-                async with stream:
-                    await self._serve_requests(wire)
+                await self._serve_requests(wire)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client left or the server crashed; the connection's record tells
         finally:
+            close(stream)
             self._wires.discard(wire)
             record.closed = trio.current_time()
 

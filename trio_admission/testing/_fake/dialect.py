@@ -15,12 +15,12 @@ from .script import Kind, Piece
 
 CREATED = 1_700_000_000
 FINGERPRINT = "b0-fake"
-_WORD = re.compile(r"<\|[a-z_]+\|>|\s*[^\s<]+|\s+|<")
+_WORD = re.compile(r"<\|[a-z_]+\|>|\n|[^\S\n]*[^\s<]+|[^\S\n]+|<")
 _JSON_TYPES = {dict: "object", list: "array", str: "string", type(None): "null"}
 
 
 def tokenize(text: str) -> list[str]:
-    """Cut text into the fake's tokens: words with the space before them, and template marks."""
+    """Cut text into the fake's tokens: words with the spaces before them, line ends, and template marks."""
     return _WORD.findall(text)
 
 

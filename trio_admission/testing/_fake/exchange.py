@@ -82,7 +82,8 @@ class Exchange:
                 break
             else:
                 with trio.move_on_after(step):
-                    await self.stop(End.SILENCE)
+                    await self.wire.gone.wait()
+                    self.keep = False
                     break
         done()
 
@@ -115,6 +116,8 @@ class Generation:
         self._ping = math.inf if ping_interval is None else ping_interval
         self._streaming = dialect.stream
         self._started = False
+        self._since = trio.current_time()
+        self._resumable = exchange.request.header("X-Conversation-Id") is not None
 
     async def run(self, sequences: int) -> None:
         """Answer; raise the engine's error if nothing was sent yet."""
@@ -155,30 +158,40 @@ class Generation:
     async def _next(self) -> Result | None:
         """Wait for a result; None when the server has noticed that the client is gone.
 
-        It looks when a stream's own result comes, and else only after a second in which nobody got a result.
+        It looks when a stream's own result comes, and else at each full second in which nobody got a result.
         """
-        wire, since = self._exchange.wire, trio.current_time()
-        resumable = self._exchange.request.header("X-Conversation-Id") is not None
-        ping_at = since + self._ping if self._started else math.inf
+        ping_at = trio.current_time() + self._ping if self._started else math.inf
         while True:
-            gone = wire.gone.is_set() and not resumable
-            look_at = max(self._engine.delivered_at, since) + _NOTICE if gone else math.inf
+            gone = self._gone()
+            quiet_since = self._quiet_since()
+            seconds = math.floor((trio.current_time() - quiet_since) / _NOTICE) + 1
+            look_at = quiet_since + seconds * _NOTICE if gone else math.inf
             with trio.move_on_at(min(look_at, ping_at)):
                 result = await self._results.receive()
-                if result is not None:
-                    return None if gone and self._started else result
-                continue  # the client left just now
-            if gone and trio.current_time() >= max(self._engine.delivered_at, since) + _NOTICE:
-                return None
-            if trio.current_time() >= ping_at:
+                if result is None:
+                    continue  # the client left just now
+                if self._streaming:
+                    self._since = trio.current_time()
+                return None if gone and self._started else result
+            if ping_at < look_at:
                 ping_at = trio.current_time() + self._ping
                 await self._send(b":\n\n")
+            elif quiet_since == self._quiet_since():
+                return None
+
+    def _gone(self) -> bool:
+        return self._exchange.wire.gone.is_set() and not self._resumable
+
+    def _quiet_since(self) -> float:
+        return max(self._engine.delivered_at, self._since)
 
     def _injected(self, result: Token | Ended) -> bytes:
         at = result.timings.predicted_n - isinstance(result, Token)
         return self._script.injected.get(at, b"") if result.index == 0 else b""
 
     async def _send(self, events: bytes, before: bytes = b"") -> None:
+        if self._resumable and self._exchange.wire.gone.is_set():
+            return  # what a later connection could ask for
         data = before + events.replace(b"\n", self._script.newline)
         if self._script.split is None:
             if data:
