@@ -1,0 +1,125 @@
+"""What the commands do: the gateway alone, or the embedded engine and the gateway in front of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import redirect_stdout
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from .app import create_app
+from .engine import EngineConfig, EngineError, Model, fetch_model, find_model, run_engine
+from .launcher import LaunchError, launch, run_server
+from .problems import ProblemError, bad_gateway, upstream_error
+from .settings import Settings
+from .upstream import Upstream
+from .wire.chat import Chat
+from .wire.sse import read_fields, split_events
+from .wire.streamed import DONE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MAX_TOKENS = 128  # a model this small may find no end by itself
+
+
+def serve(settings: Settings) -> int:
+    """Run the gateway until a signal and return the exit status. A failure is one sentence on stderr."""
+
+    async def run() -> None:
+        app = create_app(settings)
+        await run_server(app, host=settings.host, port=settings.port, drain=app.gateway.drain)
+
+    return launch(run)
+
+
+def demo(*, prompt: str | None, model: Path | None, slots: int, host: str, port: int) -> int:
+    """Run engine and gateway until a signal, or until one prompt is answered; return the exit status.
+
+    Progress goes to stderr, and the answer alone to stdout. A failure is one sentence on stderr.
+    """
+    return launch(partial(_demo, prompt, model, slots, host, port))
+
+
+async def _demo(prompt: str | None, model: Path | None, slots: int, host: str, port: int) -> None:
+    try:
+        config = EngineConfig(model=_model(model), slots=slots)
+        async with trio.open_nursery() as nursery:
+            engine = await nursery.start(partial(run_engine, config, progress=_say))
+            app = create_app(
+                Settings.from_env(
+                    upstream=engine.url, upstream_api_key=engine.api_key, slots=slots, host=host, port=port
+                )
+            )
+
+            async def run(task_status: trio.TaskStatus[list[str]]) -> None:
+                await run_server(app, host=host, port=port, drain=app.gateway.drain, task_status=task_status)
+                nursery.cancel_scope.cancel()
+
+            if prompt is None:
+                url, *_ = await nursery.start(run)
+                print(f"try: {_curl(url)}", flush=True)
+            else:
+                with redirect_stdout(sys.stderr):
+                    url, *_ = await nursery.start(run)
+                await _ask(url, prompt)
+                nursery.cancel_scope.cancel()
+    except* (EngineError, ProblemError) as group:
+        failure: BaseException = group
+        while isinstance(failure, BaseExceptionGroup):
+            failure = failure.exceptions[0]
+        raise LaunchError(str(failure)) from failure
+
+
+def _model(path: Path | None) -> Model:
+    """Find the model, and download the default one if it is nowhere."""
+    try:
+        return find_model(path)
+    except EngineError:
+        if path is not None:
+            raise
+    fetch_model(_say)
+    return find_model()
+
+
+async def _ask(url: str, prompt: str) -> None:
+    """Print the answer to one prompt as it streams through the gateway."""
+    body = json.dumps(_request(prompt)).encode()
+    exchange = Chat(body)
+    async with Upstream(Settings(upstream=url)).open("POST", exchange.path, body=body) as answer:
+        if not answer.is_event_stream:
+            whole = await answer.whole()
+            raise ProblemError(upstream_error(whole.status, whole.body))
+        async for data in answer:
+            for event in split_events(exchange.relay(data)):
+                print(_text(read_fields(event).get(b"data", b"")), end="", flush=True)
+    if not exchange.finished or exchange.failure:
+        raise ProblemError(exchange.failure or bad_gateway())
+    print()
+
+
+def _text(data: bytes) -> str:
+    """What the data of one event adds to the answer."""
+    if not data or data == DONE:
+        return ""
+    return "".join(choice["delta"].get("content") or "" for choice in json.loads(data)["choices"])
+
+
+def _request(prompt: str) -> dict[str, Any]:
+    return {
+        "stream": True,
+        "max_tokens": _MAX_TOKENS,
+        "messages": [{"role": "user", "content": prompt}],
+    }
+
+
+def _curl(url: str) -> str:
+    body = json.dumps(_request("Why is the sky blue?"))
+    return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
