@@ -172,7 +172,7 @@ async def _first_line(stream: trio.abc.ReceiveStream) -> bytes:
 
 
 def _death(config: EngineConfig, happened: str, status: int | None, log: bytearray) -> str:
-    last_lines = log.decode(errors="replace").splitlines()[-6:]
+    last_lines = log.decode(errors="replace").splitlines()[-8:]
     what = (
         f"the embedded engine {happened} with {config.model.path} (exit status {status}); the end of its log:"
     )

