@@ -194,7 +194,7 @@ class NativeCompletion(_Texts):
                 "stream": self.stream,
             },
             "prompt": self.prompts[index // self.copies],
-            "has_new_line": False,
+            "has_new_line": "\n" in text,
             "truncated": False,
             "stop_type": "limit" if outcome.truncated else "eos",
             "stopping_word": "",
