@@ -34,15 +34,15 @@ def slot_pool(request: pytest.FixtureRequest) -> Iterator[SlotPool]:
     ``@pytest.mark.slot_pool(4, config=...)`` gives it other arguments. After the test its books are checked,
     and that nothing of it is held, waiting or parked any more.
     """
-    from trio_admission import SlotPool
-    from trio_admission.testing import check
+    from trio_admission import SlotPool  # noqa: PLC0415  # not before somebody asks, see above
+    from trio_admission.testing import check  # noqa: PLC0415
 
     marker = request.node.get_closest_marker("slot_pool")
     pool = SlotPool(*marker.args, **marker.kwargs) if marker is not None else SlotPool(1)
     yield pool
     check(pool)
     left = pool.statistics()
-    assert not (left.held or left.waiting or left.parked or left.returning), f"left after the test: {left}"
+    assert (left.held, left.waiting, left.parked, left.returning) == (0, 0, 0, 0), "left after the test"
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def fake_llama_server(request: pytest.FixtureRequest) -> AsyncIterator[Fak
 
     ``@pytest.mark.fake_llama_server(total_slots=2)`` gives it other arguments.
     """
-    from trio_admission.testing import FakeLlamaServer
+    from trio_admission.testing import FakeLlamaServer  # noqa: PLC0415
 
     marker = request.node.get_closest_marker("fake_llama_server")
     async with FakeLlamaServer(**(marker.kwargs if marker is not None else {})) as server:

@@ -79,6 +79,12 @@ class Visitor:
         """Finish the body of the park."""
         self._tell.send_nowait("come back")
 
+    async def return_to_line(self) -> None:
+        """Finish the body of the park, and stand in the line: there must be no slot that is free."""
+        assert self.parked is not None
+        self.come_back()
+        await until(lambda: self.parked is not None and self.parked.position > 0)
+
     def unpark(self) -> None:
         """Ask for a slot inside the park."""
         self._tell.send_nowait("unpark")
@@ -166,7 +172,7 @@ class _Holding:
 
 @asynccontextmanager
 async def visiting(pool: Pool) -> AsyncIterator[House]:
-    """Open a pool's door for the length of a block. At its end everybody is sent away, and must leave nothing."""
+    """Open a pool's door for a block. At its end everybody is sent away, and must leave nothing behind."""
     async with trio.open_nursery() as nursery:
         yield House(pool, nursery)
         nursery.cancel_scope.cancel()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, final
 
-from .._pool import DEFAULT_CONFIG, SlotPool
+from trio_admission import AdmissionConfig, SlotPool
 
 if TYPE_CHECKING:
-    from .._budget import ParkBudget
-    from .._config import AdmissionConfig
+    from trio_admission import ParkBudget
+
+_DEFAULT = AdmissionConfig()
 
 
 def check(pool: SlotPool) -> None:
@@ -39,7 +40,7 @@ class OpenPool(SlotPool):
         *,
         name: str = "",
         kv_tokens: int | None = None,
-        config: AdmissionConfig = DEFAULT_CONFIG,
+        config: AdmissionConfig = _DEFAULT,
         park_budget: ParkBudget | None = None,
     ) -> None:
         super().__init__(

@@ -56,5 +56,5 @@ async def until(condition: Callable[[], object], *, within: float = 5.0) -> None
     """
     with trio.fail_after(within):
         await trio.lowlevel.checkpoint()
-        while not condition():
+        while not condition():  # noqa: ASYNC110  # a condition of another process has no event
             await trio.sleep(0.001)

@@ -14,9 +14,8 @@ from trio_admission.testing import OpenPool, until
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from trio_admission import Lease, ParkBudget, Pool
-
     from tests.library.conformance.conftest import MakePool
+    from trio_admission import Lease, ParkBudget, Pool
 
 
 async def test_no_more_run_at_once_than_there_are_slots(make_pool: MakePool) -> None:

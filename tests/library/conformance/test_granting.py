@@ -133,8 +133,7 @@ async def pool_is_closed(house: House) -> Visitor:
     parker = await house.serve("next")
     await parker.park()
     b = await house.serve("b")
-    parker.come_back()
-    await until(lambda: house.pool.statistics().returning == 1)
+    await parker.return_to_line()
     house.pool.close()
     b.leave()
     return parker
@@ -298,10 +297,8 @@ async def test_those_who_come_back_go_first_in_the_order_in_which_they_came_back
                 b = visitor
         holder = await house.serve("holder")
         newcomer = await house.arrive("newcomer", priority=100)
-        b.come_back()
-        await until(lambda: pool.statistics().returning == 1)
-        a.come_back()
-        await until(lambda: pool.statistics().returning == 2)
+        await b.return_to_line()
+        await a.return_to_line()
         assert newcomer.reservation.position == 3
         assert b.parked is not None
         assert a.parked is not None
@@ -369,8 +366,7 @@ async def test_the_one_that_runs_alone_lets_others_in_while_it_is_parked(make_po
         assert small.waits
         await large.park()
         await small.served()
-        large.come_back()
-        await until(lambda: pool.statistics().returning == 1)
+        await large.return_to_line()
         newcomer = await house.arrive("newcomer")
         assert newcomer.reservation.position == 2
         small.leave()

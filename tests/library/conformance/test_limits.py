@@ -46,12 +46,10 @@ async def test_returning_holders_are_neither_counted_nor_refused(make_pool: Make
             parkers.append(await house.serve(name))
             await parkers[-1].park()
         holder = await house.serve("holder")
-        parkers[0].come_back()
-        await until(lambda: pool.statistics().returning == 1)
+        await parkers[0].return_to_line()
         newcomer = await house.arrive("newcomer")
         for parker in parkers[1:]:
-            parker.come_back()
-        await until(lambda: pool.statistics().returning == 3)
+            await parker.return_to_line()
         now = pool.statistics()
         assert (now.waiting, now.returning, now.parked) == (1, 3, 0)
         with pytest.raises(LineFull):
@@ -138,8 +136,7 @@ async def test_a_flow_has_its_limit_over_all_priorities(make_pool: MakePool) -> 
         parker = await house.serve("parker", flow="x")
         await parker.park()
         await house.serve("holder", flow="x")
-        parker.come_back()
-        await until(lambda: pool.statistics().returning == 1)
+        await parker.return_to_line()
         await house.arrive("low", flow="x")
         await house.arrive("high", flow="x", priority=7)
         with pytest.raises(LineFull):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
 from tests.support.visitors import visiting
 from trio_admission import AdmissionConfig, Cost, PoolClosed
-from trio_admission.testing import until
 
 if TYPE_CHECKING:
     from tests.library.conformance.conftest import MakePool
@@ -107,8 +106,13 @@ async def test_tokens_shrink_as_slots_do(make_pool: MakePool) -> None:
 async def test_what_a_request_asks_for_does_not_change_the_size(make_pool: MakePool) -> None:
     """R2: neither a large cost nor a preferred slot that does not exist."""
     pool = await make_pool(2, kv_tokens=10)
-    for how in ({"cost": Cost(slots=9, tokens=99)}, {"prefer_slot": 7}, {"priority": 99, "weight": 99.0}):
-        async with pool.admit(**how):  # type: ignore[arg-type]
+    options: list[dict[str, Any]] = [
+        {"cost": Cost(slots=9, tokens=99)},
+        {"prefer_slot": 7},
+        {"priority": 99, "weight": 99.0},
+    ]
+    for how in options:
+        async with pool.admit(**how):
             assert pool.statistics().slots == 2
         assert (pool.statistics().slots, pool.statistics().kv_tokens) == (2, 10)
 
@@ -155,12 +159,10 @@ async def test_after_a_close_holders_finish_and_parked_holders_return(make_pool:
         await parker.park()
         holder = await house.serve("holder")
         pool.close()
-        parker.come_back()
-        await until(lambda: pool.statistics().returning == 1)
+        await parker.return_to_line()
         await holder.park()
         await parker.served()
-        holder.come_back()
-        await until(lambda: pool.statistics().returning == 1)
+        await holder.return_to_line()
         parker.leave()
         await holder.served()
 
@@ -183,8 +185,7 @@ async def test_drained_waits_until_nobody_has_anything(make_pool: MakePool, clos
             drained.set()
 
         nursery.start_soon(drain)
-        parker.come_back()
-        await until(lambda: pool.statistics().returning == 1)
+        await parker.return_to_line()
         holder.leave()
         await parker.served()
         await parker.park()
@@ -240,8 +241,7 @@ async def test_a_suspension_holds_all_grants_and_keeps_the_line(make_pool: MakeP
         with pool.suspended("restarting"):
             early = await house.arrive("early")
             cancelled = await house.arrive("cancelled")
-            parker.come_back()
-            await until(lambda: pool.statistics().returning == 1)
+            await parker.return_to_line()
             holder.leave()
             await holder.left()
             cancelled.cancel()
