@@ -148,6 +148,8 @@ class Passage:
                 self._fail(problems.cancelled())
         except ProblemError as error:
             self._fail(error.problem)
+            if error.__cause__ is not None:
+                self._outcome += f" ({error.__cause__!r})"
         except (LineFull, WaitTimeout, PoolClosed) as error:
             self._fail(self._refusal(error))
         except _ReaderStalled:

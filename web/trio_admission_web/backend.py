@@ -40,7 +40,7 @@ class Backend:
         self.upstream = Upstream(settings, network)
         self.pool = SlotPool(settings.slots or 1, name=name, config=settings.admission)
         self._configured = settings.slots
-        self._last_word = ""
+        self._said: dict[int, str] = {}  # level -> the last line in the log
 
     async def learn(self) -> None:
         """Ask the server for its number of slots until it has said one, and resize the pool to it.
@@ -58,41 +58,35 @@ class Backend:
 
     async def ready(self) -> bool:
         """Ask the server whether it can work now. Blocks for 2 s at most."""
-        word = await self._health()
-        if word != self._last_word:
-            log.info("backend %s: %s", self.name, word)
-            self._last_word = word
-        return word == "ready"
-
-    async def _health(self) -> str:
-        with trio.move_on_after(_PATIENCE):
-            try:
-                answer = await self.upstream.fetch("GET", "/health")
-            except ProblemError:
-                return "unreachable"
-            if answer.status != 200:
-                return "loading" if answer.status == 503 else f"/health answers {answer.status}"
-            said = _json_object(answer.body)
-            return "ready" if said.get("status") == "ok" else "/health answers something else"
-        return "too slow"
+        outcome, said = await self._ask("/health")
+        is_ready = said.get("status") == "ok"
+        self._note(logging.INFO, f"is {'ready' if is_ready else 'not ready'}: /health {outcome}")
+        return is_ready
 
     async def _total_slots(self) -> int | None:
+        outcome, said = await self._ask("/props")
+        slots = said.get("total_slots")
+        if type(slots) is int and slots >= 1:
+            return slots
+        used = self.pool.statistics().slots
+        self._note(logging.WARNING, f"does not say how many slots it has: /props {outcome}; using {used}")
+        return None
+
+    async def _ask(self, path: str) -> tuple[str, dict[str, object]]:
+        """Say how the question went, and return the JSON object of a good answer, else an empty one."""
         with trio.move_on_after(_PATIENCE):
             try:
-                answer = await self.upstream.fetch("GET", "/props")
+                answer = await self.upstream.fetch("GET", path)
             except ProblemError:
-                return None
-            slots = _json_object(answer.body).get("total_slots")
-            if answer.status == 200 and type(slots) is int and slots >= 1:
-                return slots
-            if answer.status != 503:  # 503 = it still loads its model
-                log.warning(
-                    "backend %s does not say how many slots it has (/props: status %d); going on with %d",
-                    self.name,
-                    answer.status,
-                    self.pool.statistics().slots,
-                )
-        return None
+                return "cannot be asked", {}
+            return f"answers {answer.status}", _json_object(answer.body) if answer.status == 200 else {}
+        return "takes too long", {}
+
+    def _note(self, level: int, news: str) -> None:
+        """Log it, unless it is what was said last at this level."""
+        if self._said.get(level) != news:
+            self._said[level] = news
+            log.log(level, "backend %s %s", self.name, news)
 
 
 def _json_object(body: bytes) -> dict[str, object]:

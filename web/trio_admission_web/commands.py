@@ -23,7 +23,10 @@ from .wire.streamed import DONE
 if TYPE_CHECKING:
     from pathlib import Path
 
-_MAX_TOKENS = 128  # a model this small may find no end by itself
+# Our own model is so small that it may find no end by itself, and that it gains little from a second thread,
+# while threads that wait for each other make it crawl on a busy machine.
+_MAX_TOKENS = 128
+_THREADS = 1
 
 
 def serve(settings: Settings) -> int:
@@ -46,7 +49,7 @@ def demo(*, prompt: str | None, model: Path | None, slots: int, host: str, port:
 
 async def _demo(prompt: str | None, model: Path | None, slots: int, host: str, port: int) -> None:
     try:
-        config = EngineConfig(model=_model(model), slots=slots)
+        config = EngineConfig(model=_model(model), slots=slots, threads=_THREADS if model is None else None)
         async with trio.open_nursery() as nursery:
             engine = await nursery.start(partial(run_engine, config, progress=_say))
             app = create_app(

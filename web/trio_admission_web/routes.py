@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import uuid
 from functools import partial
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from .upstream import Header
     from .wire.exchange import Exchange
 
+
+log: Final = logging.getLogger(__name__)
 
 # Everything that makes the backend decode.
 ADMITTED: Final[dict[str, Callable[[bytes], Exchange]]] = {
@@ -207,6 +210,8 @@ async def _sign_response(response: Response) -> Response:
 
 
 async def _render_problem(error: ProblemError) -> Response:
+    if error.__cause__ is not None:
+        log.warning("request %s: %s (%r)", g.request_id, error.problem.code, error.__cause__)
     return _render(error.problem)
 
 

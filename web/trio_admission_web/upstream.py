@@ -7,7 +7,6 @@ for each event, and one of them is left to the garbage collector when an answer 
 
 from __future__ import annotations
 
-import logging
 import math
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 Header = tuple[bytes, bytes]
-
-log: Final = logging.getLogger(__name__)
 
 # llama-server closes an idle connection after 5 s; ours must be the side that gives it up.
 _KEEPALIVE_EXPIRY: Final = 3.5
@@ -84,7 +81,7 @@ class OpenAnswer:
         self._chunks = chunks
         self._silence = silence
         self._idle = idle
-        self._deadline = silence.deadline  # the first byte's; the server gets no more time than `open` gave
+        self._patience = silence.deadline - trio.current_time()  # what is left of it for the first byte
         silence.deadline = math.inf  # only reading is timed, not what the caller does in between
 
     @property
@@ -97,10 +94,10 @@ class OpenAnswer:
         return self
 
     async def __anext__(self) -> bytes:
-        self._silence.deadline = self._deadline
+        self._silence.deadline = trio.current_time() + self._patience
         data = await anext(self._chunks)
         self._silence.deadline = math.inf
-        self._deadline = trio.current_time() + self._idle
+        self._patience = self._idle
         return data
 
     async def whole(self) -> WholeAnswer:
@@ -248,8 +245,6 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except httpcore2.TimeoutException as error:
-        log.warning("backend too slow: %s", type(error).__name__)
         raise ProblemError(upstream_timeout()) from error
     except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
-        log.warning("backend failed: %s: %s", type(error).__name__, error)
         raise ProblemError(bad_gateway()) from error

@@ -1,0 +1,145 @@
+"""What the gateway learns of its server, and what it makes of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.gateway import CHAT, call, chat, gateway
+from trio_admission.testing.fake_llama_server import End, FakeLlamaServer, Raw, Reply, Request
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+    from trio_admission_web.app import App
+
+
+def answering(path: str, *replies: Reply | None) -> FakeLlamaServer:
+    """A server of 4 slots that answers ``path`` with these, one after the other; the last one stays."""
+    left = list(replies)
+
+    async def reply(request: Request) -> Reply | None:
+        if request.path != path:
+            return None
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return FakeLlamaServer(total_slots=4, reply=reply)
+
+
+async def slots(app: App) -> int:
+    found = (await call(app, "/admission", method="GET")).json["backends"]["default"]["slots"]
+    assert isinstance(found, int)
+    return found
+
+
+async def test_the_pool_has_the_slots_that_the_server_has(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(total_slots=6)
+    async with gateway(server) as app:
+        assert await slots(app) == 6
+        await trio.sleep(3600)
+    assert [each.path for each in server.requests] == ["/props"]  # asked once
+
+
+@pytest.mark.parametrize(("configured", "used"), [(2, 2), (9, 4)])
+async def test_fewer_slots_may_be_used_but_never_more(
+    autojump_clock: MockClock, configured: int, used: int
+) -> None:
+    async with gateway(FakeLlamaServer(total_slots=4), slots=configured) as app:
+        assert await slots(app) == used
+
+
+@pytest.mark.parametrize(
+    "props",
+    [
+        Raw.answer(401, {"error": {"code": 401, "message": "Invalid API Key"}}),
+        Raw.answer(404, {"error": {"code": 404, "message": "File Not Found"}}),
+        Raw.answer(200, {}),
+        Raw.answer(200, {"total_slots": 0}),
+        Raw.answer(200, {"total_slots": -1}),
+        Raw.answer(200, {"total_slots": "4"}),
+        Raw.answer(200, {"total_slots": True}),
+        Raw.answer(200, {"total_slots": None}),
+        Raw.answer(200, [4]),
+        Raw.answer(200, "<html>", content_type="text/html"),
+        Raw.answer(307, b"", headers=[("Location", "http://elsewhere.test/props")]),
+        Raw(End.SILENCE),
+    ],
+)
+@pytest.mark.parametrize("configured", [None, 3])
+async def test_without_a_sane_number_the_pool_stays_small(
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+    props: Raw,
+    configured: int | None,
+) -> None:
+    server = answering("/props", props)
+    async with gateway(server, slots=configured) as app:
+        await trio.sleep(600)
+        assert await slots(app) == (configured or 1)
+        assert (await call(app, CHAT, chat())).status == 200
+    asked = [each.arrived for each in server.requests if each.path == "/props"]
+    assert 5 <= len(asked) <= 30  # goes on asking, at longer and longer intervals
+    said = [r for r in caplog.records if r.levelno >= logging.WARNING and "slots" in r.message]
+    assert len(said) == 1  # and says so once
+
+
+async def test_slots_are_learned_when_the_server_has_loaded_its_model(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(total_slots=4, loading=True)
+    async with gateway(server) as app:
+        await trio.sleep(20)
+        assert await slots(app) == 1
+        assert (await call(app, "/ready", method="GET")).status == 503
+        server.loading = False
+        await trio.sleep(40)
+        assert await slots(app) == 4
+        ready = await call(app, "/ready", method="GET")
+        assert (ready.status, ready.json) == (200, {"status": "ready"})
+
+
+async def test_more_slots_are_used_at_once_by_those_who_wait(autojump_clock: MockClock) -> None:
+    loading = Raw.answer(503, {"error": {"message": "Loading model", "code": 503}})
+    server = answering("/props", loading, None)
+    server.words, server.interval = 1, 100.0
+    async with gateway(server) as app, trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(call, app, CHAT, chat())
+        await wait_all_tasks_blocked()
+        assert server.in_flight == 1
+        await trio.sleep(1)
+        assert server.in_flight == 4
+
+
+@pytest.mark.parametrize(
+    "health",
+    [
+        Raw.answer(200, "<html></html>", content_type="text/html"),
+        Raw.answer(200, {}),
+        Raw.answer(200, {"status": "loading model"}),
+        Raw.answer(200, ["ok"]),
+        Raw(5.0, *Raw.answer(200, {"status": "ok"}).steps),
+        Raw.answer(404, {"status": "ok"}),
+        Raw.answer(401, {"status": "ok"}),
+        Raw.answer(302, b"", headers=[("Location", "/other")]),
+        Raw.answer(503, {"error": {"message": "Loading model", "code": 503}}),
+        Raw(End.RESET),
+        Raw(b"nonsense\r\n\r\n", End.CLOSE),
+    ],
+)
+async def test_only_a_healthy_server_makes_the_gateway_ready(autojump_clock: MockClock, health: Raw) -> None:
+    async with gateway(answering("/health", health)) as app:
+        for path, status in (("/ready", 503), ("/health", 200)):
+            reply = await call(app, path, method="GET")
+            assert (reply.status, reply.seconds <= 2.0) == (status, True)
+
+
+async def test_an_unready_backend_says_when_to_come_again(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer()
+    async with gateway(server) as app:
+        server.crash()
+        reply = await call(app, "/ready", method="GET")
+    assert reply.error["code"] == "backend_unavailable"
+    assert int(reply.headers["retry-after"]) > 0

@@ -1,0 +1,202 @@
+"""The HTTP client of one server: what it sends, and what it calls each failure."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.upstream import _Network
+from trio_admission.testing.fake_llama_server import End, FakeLlamaServer, Raw
+from trio_admission_web.problems import ProblemError
+from trio_admission_web.settings import Settings
+from trio_admission_web.upstream import Upstream, passed_on
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from trio.testing import MockClock
+
+    from trio_admission.testing.fake_llama_server import Request
+
+CHAT = "/v1/chat/completions"
+BODY = b'{"messages":[],"stream":true}'
+
+
+@asynccontextmanager
+async def client_of(server: FakeLlamaServer, **settings: Any) -> AsyncIterator[Upstream]:
+    async with server:
+        upstream = Upstream(
+            Settings(**{"upstream": "http://llama.test:81/base/"} | settings), _Network(server)
+        )
+        yield upstream
+        await upstream.aclose()
+
+
+def answer_with(server: FakeLlamaServer, *replies: Raw) -> None:
+    """Answer whatever is asked, in this order; then as the server would."""
+    left = list(replies)
+
+    async def reply(_request: Request) -> Raw | None:
+        return left.pop(0) if left else None
+
+    server.reply = reply
+
+
+def test_what_a_client_says_of_itself_stays_here() -> None:
+    headers = [
+        (b"host", b"gateway"),
+        (b"authorization", b"Bearer gw-SECRET1"),
+        (b"x-api-key", b"gw-SECRET2"),
+        (b"api-key", b"gw-SECRET3"),
+        (b"proxy-authorization", b"x"),
+        (b"cookie", b"a=b"),
+        (b"origin", b"http://page"),
+        (b"x-conversation-id", b"1"),
+        (b"connection", b"close, X-Hop"),
+        (b"x-hop", b"1"),
+        (b"keep-alive", b"timeout=5"),
+        (b"te", b"trailers"),
+        (b"transfer-encoding", b"chunked"),
+        (b"content-length", b"3"),
+        (b"expect", b"100-continue"),
+        (b"upgrade", b"h2c"),
+        (b"accept-encoding", b"gzip"),
+        (b"x-request-id", b"1"),
+        (b"anthropic-beta", b"tools"),
+        (b"content-type", b"text/plain"),
+    ]
+    assert passed_on(headers) == [(b"anthropic-beta", b"tools"), (b"content-type", b"text/plain")]
+
+
+async def test_a_request_goes_out_with_the_gateways_own_headers(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(api_key="up-SECRET")
+    settings = {"upstream": "http://llama.test:81", "upstream_api_key": "up-SECRET"}
+    sent: dict[str, Any] = {"headers": [(b"x-a", b"1")], "query": b"a=%2F&b", "body": BODY}
+    async with client_of(server, **settings) as upstream, upstream.open("POST", CHAT, **sent) as answer:
+        assert answer.is_event_stream
+    assert server.requests[0].head == (
+        b"POST /v1/chat/completions?a=%2F&b HTTP/1.1\r\n"
+        b"host: llama.test:81\r\naccept-encoding: identity\r\nauthorization: Bearer up-SECRET\r\n"
+        b"content-length: 29\r\nx-a: 1\r\n\r\n"
+    )
+    assert server.requests[0].body == BODY
+
+
+async def test_an_address_may_have_a_path(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer()
+    async with client_of(server) as upstream:
+        assert (await upstream.fetch("GET", "/health")).status == 404
+    assert server.requests[0].target == "/base/health"
+
+
+async def test_leaving_an_answer_closes_its_connection_at_once(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(interval=1.0)
+    async with client_of(server, upstream="http://llama.test") as upstream:
+        start = trio.current_time()
+        async with upstream.open("POST", CHAT, body=BODY) as answer:
+            await anext(answer)
+        await wait_all_tasks_blocked()
+        assert server.connections[0].peer_closed == start + 1.0
+
+
+@pytest.mark.parametrize("when", ["before the head", "in the middle"])
+async def test_a_cancelled_request_closes_its_connection_at_once(
+    autojump_clock: MockClock, when: str
+) -> None:
+    server = FakeLlamaServer(prefill=5.0, interval=5.0)
+    async with client_of(server, upstream="http://llama.test") as upstream:
+        if when == "before the head":
+            answer_with(server, Raw(End.SILENCE))
+        start = trio.current_time()
+        with trio.move_on_after(12.0):
+            async with upstream.open("POST", CHAT, body=BODY) as answer:
+                async for _ in answer:
+                    pass
+        await wait_all_tasks_blocked()
+        assert server.connections[0].peer_closed == start + 12.0
+
+
+async def test_each_generation_has_a_fresh_connection_and_is_sent_once(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(words=1)
+    async with client_of(server, upstream="http://llama.test") as upstream:
+        await upstream.fetch("GET", "/health")  # leaves a connection that could be used
+        for _ in range(2):
+            async with upstream.open("POST", CHAT, body=BODY) as answer:
+                async for _ in answer:
+                    pass
+        answer_with(server, Raw(End.CLOSE))
+        with pytest.raises(ProblemError):
+            async with upstream.open("POST", CHAT, body=BODY):
+                pass
+        assert len(server.connections) == 4
+        assert server.total == 3
+
+
+async def test_a_light_request_survives_a_connection_that_the_server_has_closed(
+    autojump_clock: MockClock,
+) -> None:
+    server = FakeLlamaServer()
+    async with client_of(server, upstream="http://llama.test") as upstream:
+        await upstream.fetch("GET", "/health")
+        answer_with(server, Raw(End.CLOSE))
+        assert (await upstream.fetch("GET", "/health")).status == 200
+        assert [each.connection.number for each in server.requests] == [1, 1, 2]
+        answer_with(server, Raw(End.RESET), Raw(End.RESET))
+        with pytest.raises(ProblemError) as caught:  # once, not for ever
+            await upstream.fetch("GET", "/health")
+        assert caught.value.problem.code == "bad_gateway"
+        assert len(server.requests) == 5
+
+
+async def test_a_new_connection_that_fails_is_not_tried_again(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer()
+    async with client_of(server, upstream="http://llama.test") as upstream:
+        answer_with(server, Raw(End.RESET))
+        with pytest.raises(ProblemError):
+            await upstream.fetch("GET", "/health")
+        assert len(server.requests) == 1
+
+
+async def test_only_reading_is_timed(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(words=3, interval=9.0)
+    settings = {"upstream": "http://llama.test", "first_byte_limit": 10.0, "idle_limit": 10.0}
+    async with client_of(server, **settings) as upstream, upstream.open("POST", CHAT, body=BODY) as answer:
+        for _ in range(3):
+            await trio.sleep(30)  # the caller may take its time
+            await anext(answer)
+
+
+async def test_an_answer_that_is_read_whole_is_bounded(autojump_clock: MockClock) -> None:
+    endless = Raw.stream(*[b"x" * 2**20] * 17, End.FINISH)
+    server = FakeLlamaServer()
+    async with client_of(server, upstream="http://llama.test") as upstream:
+        answer_with(server, endless)
+        with pytest.raises(ProblemError) as caught:
+            await upstream.fetch("GET", "/v1/models")
+        assert caught.value.problem.code == "bad_gateway"
+
+
+async def test_a_server_that_cannot_be_reached_in_time_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener whose backlog is full takes no more connections and says nothing."""
+    with trio.socket.socket() as listener:
+        await listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        async with await trio.open_tcp_stream("127.0.0.1", port):
+            upstream = Upstream(Settings(upstream=f"http://127.0.0.1:{port}", connect_limit=0.05))
+            with pytest.raises(ProblemError) as caught:
+                await upstream.fetch("GET", "/health")
+    assert caught.value.problem.code == "upstream_timeout"
+
+
+async def test_a_port_where_nobody_listens_is_a_bad_gateway() -> None:
+    with trio.socket.socket() as taken:
+        await taken.bind(("127.0.0.1", 0))
+        upstream = Upstream(Settings(upstream=f"http://127.0.0.1:{taken.getsockname()[1]}"))
+        with pytest.raises(ProblemError) as caught:
+            await upstream.fetch("GET", "/health")
+    assert caught.value.problem.code == "bad_gateway"
