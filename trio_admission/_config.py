@@ -38,6 +38,7 @@ class AdmissionConfig:
         min_waiting: Floor of that product; None = no floor.
         max_waiting_per_flow: Limit of one flow's part of the line; None = none.
         aging: Seconds of waiting that weigh as much as one step of priority; None = priorities are strict.
+            Looked at when something changes in the pool, never just because time passes.
         kv_budget: False ignores ``kv_tokens``.
     """
 

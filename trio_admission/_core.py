@@ -22,7 +22,7 @@ from ._errors import LineFull, PoolClosed, WaitTimeout
 from ._holdings import Holdings
 from ._line import Line
 from ._meter import Meter
-from ._records import Cost, EventKind, PoolEvent, PoolStatistics, Waiting
+from ._records import ONE_SLOT, Cost, EventKind, PoolEvent, PoolStatistics, Waiting
 from ._states import ENDED, HELD, HELD_AGAIN, PARKED, RETURNING, WAITING, Move, require
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Core:
         self._expiries: list[tuple[float, str]] = []  # of the tickets that are out, by token
         self._ranking: dict[Claim, int] | None = None
         self._ranked_at = 0.0
+        self._changed_at = 0.0
         self._arrivals = 0
         self.use_budget(budget)
 
@@ -97,12 +98,13 @@ class Core:
     def statistics(self) -> PoolStatistics:
         """Return the counts of this moment."""
         held = self.held
-        nobody_could = self.suspensions or held.alone is not None
+        # A returning holder that waits does not fit, and nobody goes before it.
+        nobody_could = self.suspensions or self.line.returning or not held.fits(ONE_SLOT)
         return PoolStatistics(
             name=self.name,
             slots=self.slots,
             held=held.slots,
-            free=0 if nobody_could else max(0, self.slots - held.slots),
+            free=0 if nobody_could else self.slots - held.slots,
             waiting=self.line.newcomers,
             parked=len(self.parked),
             returning=len(self.line.returning),
@@ -140,7 +142,7 @@ class Core:
         """Return the expected wait of a claim, or of a newcomer, in seconds; None before any measurement."""
         if claim is not None:
             position = self.position(claim)
-        elif not len(self.line) and not self.suspensions and self.held.fits(Cost()):
+        elif not len(self.line) and not self.suspensions and self.held.fits(ONE_SLOT):
             position = 0
         else:
             position = len(self.line) + 1
@@ -257,12 +259,13 @@ class Core:
             self._come_back_from_refused(claim, cost, now)
         self._fill(now)
 
-    def unpark(self, claim: Claim) -> None:
-        """Wait for slots inside a park. The budget's claim stays."""
+    def unpark(self, claim: Claim, cost: Cost | None = None) -> None:
+        """Wait for slots inside a park, at ``cost`` if that is new. The budget's claim stays."""
         require(Move.UNPARK, claim.state)
         now = self._begin()
         del self.parked[claim]
         claim.unparking = True
+        claim.cost = cost or claim.cost
         self._line_up(claim, now)
         self._fill(now)
 
@@ -346,7 +349,7 @@ class Core:
     def _begin(self) -> float:
         if self.announcer.telling:
             raise RuntimeError("an instrument must not change the pool that it watches")
-        now = self.now()
+        self._changed_at = now = self.now()
         if self._expiries:
             self.forget_tickets(now)
         return now
@@ -548,7 +551,7 @@ class Core:
     def check(self) -> None:
         """Assert the invariants of the head of this file."""
         holders = list(self.holders)
-        waiting = self.line.order(self.now(), self.held.share) if len(self.line) else []
+        waiting = self.line.order(self._changed_at, self.held.share)
         everybody = [*holders, *self.parked, *waiting]
         assert len(everybody) == len(set(everybody)), f"a claim is in two places: {everybody}"
         self.held.check(holders)

@@ -72,10 +72,12 @@ class Holdings:
             return True
         if cost.slots != claim.cost.slots or self.alone is not None or self._larger(cost):
             return False
-        tokens = self.tokens - claim.cost.tokens + cost.tokens
+        charge = claim.charge  # not always its cost: a child may have it from its parent
+        assert charge is not None
+        tokens = self.tokens - charge.tokens + cost.tokens
         if self.kv_tokens is not None and tokens > max(self.tokens, self.kv_tokens):
             return False
-        claim.cost = claim.charge = cost
+        claim.cost, claim.charge = cost, Cost(charge.slots, cost.tokens)
         self.tokens = tokens
         return True
 

@@ -130,9 +130,9 @@ class BareNursery:
                 type(error) if error is not None else None, error, error.__traceback__ if error else None
             )
         except BaseExceptionGroup as group:
-            if len(group.exceptions) == 1 and group.exceptions[0] is error:
-                return error
-            return group
+            others = group.split(trio.Cancelled)[1]  # an outer cancel may have cut the tasks as well
+            alone = others is None or (len(others.exceptions) == 1 and others.exceptions[0] is error)
+            return error if error is not None and alone else others or group
         except BaseException as other:  # noqa: BLE001  # the caller raises what we return
             return other
         return None if swallowed else error
@@ -168,17 +168,16 @@ class Arrival:
     @enable_ki_protection
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
+    ) -> None:
         self._waits.core.leave(self._claim)
         swallowed = self._scope.__exit__(kind, error, traceback)
         cut_by = self._claim.cut_by
         if cut_by is not None and (error is None or swallowed):
             raise LeaseLost("the park ended in another way than by finishing its block") from cut_by
-        return swallowed
+        # The scope swallows nothing else, since only `_lose` cancels it.
 
     def _lose(self, cut_by: BaseException) -> None:
-        """End the lease in mid-scope: give everything back, and stop the rest of the scope."""
-        self._waits.core.leave(self._claim, lost=True)
+        """Stop the rest of the scope, whose lease was lost in mid-scope."""
         self._claim.cut_by = cut_by
         self._scope.cancel(reason="the lease was lost in a park")
 
@@ -313,23 +312,25 @@ class Parked:
     @enable_ki_protection
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
+    ) -> None:
         cut_by = error
         if error is None:
             try:
                 await self._come_back()
             except BaseException as cut:  # noqa: BLE001  # whatever it is ends the lease, and leaves below
                 cut_by = cut
-        lose = self._lease._lose
         if cut_by is not None:
-            lose(cut_by)
+            self._waits.core.leave(self._claim, lost=True)
         self.nursery.cancel_scope.cancel(reason="the park ended")
         leaving = await self._bare.close(cut_by)
         if leaving is not None:
-            lose(leaving)  # a task's error ends the lease too, and explains why the wait was cut
-            if leaving is not error:
-                raise leaving
-        return leaving is None
+            cut_by = leaving  # a task's error ends the lease too, and explains why the wait was cut
+        if cut_by is not None:
+            self._waits.core.leave(self._claim, lost=True)
+            # Only now: an outer cancel would keep the nursery's own from ending in it.
+            self._lease._lose(cut_by)
+        if leaving is not None and leaving is not error:
+            raise leaving
 
     async def _come_back(self) -> None:
         # Cancellation first: a deadline that passed during the body must show, also while slots are free.
@@ -368,7 +369,7 @@ class Held:
         if claim.state is not PARKED:
             require(Move.UNPARK, claim.state)
         if not claim.refused and not claim.open:
-            core.unpark(claim)
+            core.unpark(claim, self._parked.cost)
         try:
             if claim.state is RETURNING:
                 await self._waits.for_grant(claim)

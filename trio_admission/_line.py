@@ -105,14 +105,14 @@ class PriorityClass:
                 heapq.heapify(self._heap)
                 self._dead = 0
 
-    def order(self, share: Callable[[Claim], float]) -> Iterator[Claim]:
-        """Yield the waiters in the order in which they would be served from now on."""
+    def order(self, share: Callable[[Claim], float], charged: dict[str, float]) -> Iterator[Claim]:
+        """Yield the waiters in the order of service from now on, after flows were ``charged`` for returns."""
         heads: list[tuple[float, int, Claim, Iterator[Claim]]] = []
         for flow in self.flows.values():
             if flow.waiters:
                 rest = iter(tuple(flow.waiters))
                 first = next(rest)
-                heads.append((flow.start, first.id, first, rest))
+                heads.append((flow.start + charged.get(flow.name, 0.0), first.id, first, rest))
         heapq.heapify(heads)
         while heads:
             start, _, claim, rest = heads[0]
@@ -225,7 +225,11 @@ class Line:
 
     def order(self, now: float, share: Callable[[Claim], float]) -> list[Claim]:
         """Return everybody in the order in which they would be served from now on."""
-        classes = [home.order(share) for home in self._classes.values()]
+        charged: dict[int, dict[str, float]] = {}
+        for claim in self.returning:
+            flows = charged.setdefault(claim.priority, {})
+            flows[claim.flow] = flows.get(claim.flow, 0.0) + share(claim) / claim.weight
+        classes = [home.order(share, charged.get(priority, {})) for priority, home in self._classes.items()]
         # Merging by the heads alone is what the service does, too: a class's next counts, not its others.
         newcomers = heapq.merge(*classes, key=lambda claim: self._rank(claim, now))
         return [*self.returning, *newcomers]
