@@ -600,7 +600,7 @@ async def test_parks_are_bounded(make_pool: MakePool) -> None:
                 assert lease.state is LeaseState.PARKED
                 now = pool.statistics()
                 assert (now.held, now.parked) == (1, 1)
-            assert lease.state is LeaseState.HELD
+            assert lease.state.value == "held"
             first.come_back()
             await first.served()
             async with lease.parked() as parked:
