@@ -109,12 +109,12 @@ async def test_several_choices_finish_apart_and_carry_their_index() -> None:
     assert sum("usage" in chunk for chunk in chunks) == 2  # the server sends one for each choice
 
 
-@pytest.mark.parametrize(("stated", "tokens"), [(0, 1), (1, 1), (3, 3), (-1, 8), (None, 8)])
+@pytest.mark.parametrize(("stated", "tokens"), [(0, 1), (1, 1), (3, 3), (8, 8), (-1, 8), (None, 8)])
 async def test_the_output_limit_cuts_and_is_the_reason(stated: int | None, tokens: int) -> None:
     async with FakeLlamaServer() as server:
         answer = (await ask(server, CHAT, {"messages": HI, "max_tokens": stated})).json
     assert answer["usage"]["completion_tokens"] == tokens
-    assert answer["choices"][0]["finish_reason"] == ("stop" if tokens == 8 else "length")
+    assert answer["choices"][0]["finish_reason"] == ("stop" if stated in {-1, None} else "length")
 
 
 async def test_a_completion_stream_ends_with_usage_and_done() -> None:

@@ -337,7 +337,7 @@ async def test_a_crash_resets_every_connection_and_a_restart_begins_anew() -> No
 
 
 async def test_leaving_the_server_ends_all_that_runs_and_keeps_the_body_s_error() -> None:
-    with pytest.raises(ZeroDivisionError):  # noqa: PT012 (all of the block is the point)
+    with pytest.raises(ZeroDivisionError):
         async with FakeLlamaServer(default=Script(prefill=math.inf)) as server:
             client = await start(server)
             raise ZeroDivisionError

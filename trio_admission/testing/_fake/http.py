@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -141,7 +142,13 @@ class Wire:
 
     async def send(self, data: bytes) -> None:
         """Send bytes; `trio.BrokenResourceError` when the client is gone."""
-        await self._stream.send_all(data)
+        try:
+            await self._stream.send_all(data)
+        except trio.BrokenResourceError as error:
+            # the kernel tells of a reset only once: who reads after this sees an ordinary end
+            if getattr(error.__cause__, "errno", None) == errno.ECONNRESET:
+                self._left("reset")
+            raise
 
     def reset(self) -> None:
         """Reset the connection."""
@@ -215,20 +222,25 @@ class Wire:
         return taken
 
     async def _fill(self) -> bool:
-        how: Literal["fin", "reset"] = "fin"
         try:
             data = await self._stream.receive_some(65536)
         except trio.BrokenResourceError:
-            data, how = b"", "reset"
+            self._left("reset")
+            return False
         except trio.ClosedResourceError:
-            return False  # we reset it ourselves
-        self._buffer += data
+            return False  # we closed it ourselves
         if not data:
-            self.record.peer_closed, self.record.peer_close = trio.current_time(), how
-            self.gone.set()
-            if self.on_gone is not None:
-                self.on_gone()
+            self._left("fin")
+        self._buffer += data
         return bool(data)
+
+    def _left(self, how: Literal["fin", "reset"]) -> None:
+        if self.gone.is_set():
+            return
+        self.record.peer_closed, self.record.peer_close = trio.current_time(), how
+        self.gone.set()
+        if self.on_gone is not None:
+            self.on_gone()
 
 
 def _header(line: bytes) -> tuple[str, str]:
