@@ -7,7 +7,7 @@ Trio into runs that do not use it, and the package before coverage has begun to 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,7 +37,7 @@ def slot_pool(request: pytest.FixtureRequest) -> Iterator[SlotPool]:
     from trio_admission import SlotPool  # noqa: PLC0415  # not before somebody asks, see above
     from trio_admission.testing import check  # noqa: PLC0415
 
-    marker = request.node.get_closest_marker("slot_pool")
+    marker: pytest.Mark | None = request.node.get_closest_marker("slot_pool")
     pool = SlotPool(*marker.args, **marker.kwargs) if marker is not None else SlotPool(1)
     yield pool
     check(pool)
@@ -53,6 +53,7 @@ async def fake_llama_server(request: pytest.FixtureRequest) -> AsyncIterator[Fak
     """
     from trio_admission.testing import FakeLlamaServer  # noqa: PLC0415
 
-    marker = request.node.get_closest_marker("fake_llama_server")
-    async with FakeLlamaServer(**(marker.kwargs if marker is not None else {})) as server:
+    marker: pytest.Mark | None = request.node.get_closest_marker("fake_llama_server")
+    options: dict[str, Any] = dict(marker.kwargs) if marker is not None else {}
+    async with FakeLlamaServer(**options) as server:
         yield server
