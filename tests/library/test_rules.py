@@ -22,7 +22,7 @@ RULES = {"G": 8, "L": 4, "R": 4, "E": 9, "F": 4, "S": 2, "W": 3, "C": 2, "P": 1}
 NAMED = re.compile(r"((?:[A-Z]\d, )*[A-Z]\d): ")
 
 
-def tests_and_their_rules() -> Iterator[tuple[str, set[str]]]:
+def rules_by_test() -> Iterator[tuple[str, set[str]]]:
     for path in HERE.rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
@@ -32,12 +32,12 @@ def tests_and_their_rules() -> Iterator[tuple[str, set[str]]]:
 
 def test_every_rule_is_named_by_a_test() -> None:
     rules = {f"{letter}{number}" for letter, count in RULES.items() for number in range(1, count + 1)}
-    proved: set[str] = set().union(*(named for _, named in tests_and_their_rules()))
+    proved: set[str] = set().union(*(named for _, named in rules_by_test()))
     assert rules - proved == set(), "no test names these rules"
     assert proved - rules == set(), "there are no such rules"
 
 
 def test_every_test_of_what_a_pool_does_names_a_rule() -> None:
     suite = {path.name for path in (HERE / "conformance").glob("test_*.py")}
-    nameless = [name for name, named in tests_and_their_rules() if name.split("::")[0] in suite and not named]
+    nameless = [name for name, named in rules_by_test() if name.split("::")[0] in suite and not named]
     assert nameless == []
