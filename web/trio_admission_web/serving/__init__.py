@@ -2,8 +2,8 @@
 
     guard           refuses to run on a Hypercorn that the rest was not written for
     transport       one TCP connection: failures stay inside, writes have a deadline
-    http1 http2     the two protocols on top of it
-    hardening       puts these three in place of Hypercorn's own
+    http1           the protocol on top of it: a disconnect is always seen
+    hardening       puts these two in place of Hypercorn's own, and switches HTTP/2 off
     body            a request body that is bounded while it arrives
     connection      one request: its nursery, its body's deadline, and the end of its answer
     lifespan        background tasks of the application, whose crash ends the process
@@ -15,6 +15,6 @@ Importing anything from here checks Hypercorn first; the first `ServingApp` that
 
 from __future__ import annotations
 
-from trio_admission_web.serving.guard import check_hypercorn
+from .guard import check_hypercorn
 
 check_hypercorn()

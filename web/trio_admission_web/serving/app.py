@@ -6,11 +6,11 @@ from typing import Any
 
 from quart_trio import QuartTrio
 
-from trio_admission_web.serving.body import BoundedRequest
-from trio_admission_web.serving.connection import RequestConnection
-from trio_admission_web.serving.hardening import install
-from trio_admission_web.serving.lifespan import LoudLifespan
-from trio_admission_web.serving.testing import ServingTestClient
+from .body import BoundedRequest
+from .connection import RequestConnection
+from .hardening import install
+from .lifespan import LoudLifespan
+from .testing import ServingTestClient
 
 
 class ServingApp(QuartTrio):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
     from quart import Request
 
-    from trio_admission_web.serving.body import BoundedBody
+    from .body import BoundedBody
 
 STATE_KEY = "request_scope"
 
@@ -51,6 +51,8 @@ class RequestConnection(TrioASGIHTTPConnection):
             await send({"type": "http.response.start", "status": 400, "headers": [(b"connection", b"close")]})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
+        # One deadline, from here: Quart's own counts from the first read, and iteration has none.
+        body_timeout, request.body_timeout = request.body_timeout, None
         answered = False
 
         async def send_noting_the_end(message: ASGISendEvent) -> None:
@@ -59,7 +61,7 @@ class RequestConnection(TrioASGIHTTPConnection):
             await send(message)
 
         async def watch_client() -> None:
-            await _until_gone(request, receive)
+            await _until_gone(cast("BoundedBody", request.body), body_timeout, receive)
             # Hypercorn says this at the end of each answer, from inside the last send. To cancel that send
             # would leave a connection that is kept alive without its idle timer.
             if not answered:
@@ -73,9 +75,8 @@ class RequestConnection(TrioASGIHTTPConnection):
             await self.handle_request(nursery, request, send_noting_the_end)
 
 
-async def _until_gone(request: Request, receive: ASGIReceiveCallable) -> None:
+async def _until_gone(body: BoundedBody, seconds: float | None, receive: ASGIReceiveCallable) -> None:
     """Take what the client sends until it is gone; fail the body if it is not complete in time."""
-    body, seconds = cast("BoundedBody", request.body), request.body_timeout
     with trio.move_on_after(inf if seconds is None else seconds) as patience:
         if not await _fill(body, receive):
             return

@@ -1,31 +1,32 @@
-"""Put our transport and protocols in the place of Hypercorn's."""
+"""Put our transport and our HTTP/1 in the place of Hypercorn's.
+
+HTTP/2 is switched off: TLS does not offer it, and a client that begins with it gets 505. Hypercorn 0.18's
+takes a whole connection down for a late frame on one stream, and buffers without bound for a client that
+grants no window.
+"""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import hypercorn.protocol
 import hypercorn.trio.run
 import hypercorn.trio.tcp_server
+from hypercorn.config import Config
 
-from trio_admission_web.serving.http1 import HTTP1Protocol
-from trio_admission_web.serving.http2 import HTTP2Protocol
-from trio_admission_web.serving.transport import RequestTasks, Transport
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from .http1 import HTTP1Protocol
+from .transport import RequestTasks, Transport
 
 # Hypercorn looks these names up at each connection, so it does not matter who starts it:
-# `hypercorn.trio.serve` or the command `hypercorn -k trio`, which imports the application first.
-REPLACEMENTS: tuple[tuple[ModuleType, str, type], ...] = (
+# `hypercorn.trio.serve`, or the command `hypercorn -k trio`, which imports the application first.
+REPLACEMENTS = (
     (hypercorn.trio.run, "TCPServer", Transport),
     (hypercorn.trio.tcp_server, "TaskGroup", RequestTasks),
     (hypercorn.protocol, "H11Protocol", HTTP1Protocol),
-    (hypercorn.protocol, "H2Protocol", HTTP2Protocol),
+    (hypercorn.protocol, "H2Protocol", HTTP1Protocol),
+    (Config, "alpn_protocols", ["http/1.1"]),
 )
 
 
 def install() -> None:
     """Make every Trio server that Hypercorn starts in this process from now on use our classes."""
-    for module, name, ours in REPLACEMENTS:
-        setattr(module, name, ours)
+    for owner, name, ours in REPLACEMENTS:
+        setattr(owner, name, ours)

@@ -1,4 +1,4 @@
-"""HTTP/1 of Hypercorn, whose reader never stops reading and which never leaves HTTP/1 in mid-connection.
+"""HTTP/1 of Hypercorn, whose reader never stops reading and which never becomes another protocol.
 
 Hypercorn 0.18 stops reading when a client sends ahead of its answer: it then sees no disconnect, and the
 socket and the task stay for ever. And an `Upgrade` to websocket or h2c with the wrong bytes behind it makes
@@ -16,7 +16,7 @@ from hypercorn.events import Event, RawData
 from hypercorn.protocol.events import Response
 from hypercorn.protocol.h11 import H11Protocol
 
-from trio_admission_web.serving.transport import HangUp
+from .transport import HangUp
 
 if TYPE_CHECKING:
     from hypercorn.protocol.events import Event as StreamEvent
@@ -29,16 +29,21 @@ class PlainConnection(h11.Connection):
 
     def next_event(self) -> Any:
         """Return the next event; `NEED_DATA` also when the request is complete and its answer is not."""
+        if self.their_state is h11.MUST_CLOSE:  # behind a request that said "close" nothing counts
+            return h11.NEED_DATA
         event = super().next_event()
         if event is h11.PAUSED:
             return h11.NEED_DATA
-        if isinstance(event, h11.Request) and any(name == b"upgrade" for name, _ in event.headers):
-            return h11.Request(
-                method=event.method,
-                target=event.target,
-                http_version=event.http_version,
-                headers=[(name, value) for name, value in event.headers if name != b"upgrade"],
-            )
+        if isinstance(event, h11.Request):
+            if not event.http_version.startswith(b"1."):  # such as the preface of HTTP/2
+                raise h11.RemoteProtocolError("not HTTP/1", error_status_hint=505)
+            if any(name == b"upgrade" for name, _ in event.headers):
+                return h11.Request(
+                    method=event.method,
+                    target=event.target,
+                    http_version=event.http_version,
+                    headers=[(name, value) for name, value in event.headers if name != b"upgrade"],
+                )
         return event
 
 
@@ -72,19 +77,12 @@ class HTTP1Protocol(H11Protocol):
         await super().stream_send(event)
 
     def _keeps(self, count: int) -> bool:
-        state = self.connection.their_state
-        if state is h11.MUST_CLOSE:  # behind a request that said "close" nothing counts
-            return False
-        if state not in {h11.IDLE, h11.SEND_BODY}:
+        if self.connection.their_state not in {h11.IDLE, h11.SEND_BODY}:
             self._overrun = self._overrun or self._sent_ahead() + count > MAX_AHEAD
         return not self._overrun
 
     def _sent_ahead(self) -> int:
         return len(self.connection.trailing_data[0])
-
-    async def _check_protocol(self, event: h11.Request) -> None:
-        if self.keep_alive_requests == 0:  # the preface of HTTP/2 opens a connection or is nothing
-            await super()._check_protocol(event)
 
     async def _maybe_recycle(self) -> None:
         if self.connection.their_state is h11.SEND_BODY or self._overrun:

@@ -15,6 +15,7 @@ What Hypercorn 0.18 does wrong, and what is done about it here:
 
 from __future__ import annotations
 
+import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 WRITE_TIMEOUT = 30.0  # seconds for a client to take one piece
 WRITE_PIECE = 64 * 1024  # bytes; small enough that a slow but steady reader takes one in time
 LINGER = 1.0  # seconds in which a client may finish what it is sending before the connection is closed
+
+# Bytes in the kernel that are not sent yet, above which a write waits. Left to itself the kernel lets a writer
+# go on when a third of up to 4 MiB has gone, and a slow reader looks like one that has stopped.
+UNSENT = 128 * 1024
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,18 @@ class Transport(TCPServer):
     async def run(self) -> None:
         """Serve the connection until it ends; whatever goes wrong in it is logged and ends it alone."""
         try:
+            if self._socket.family in {socket.AF_INET, socket.AF_INET6}:
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
             await super().run()
         except* OSError:
             pass  # the network's failure: the client is gone, and its request has been cancelled
         except* Exception:  # noqa: BLE001 - logged, with its traceback
             await self.config.log.exception("A connection failed and was dropped")
+
+    @property
+    def _socket(self) -> trio.socket.SocketType:
+        stream = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
+        return stream.socket
 
     async def protocol_send(self, event: Event) -> None:
         """Act on what the protocol asks for. Writing blocks for as long as `_write` says."""
@@ -144,8 +156,7 @@ class Transport(TCPServer):
 
     def _drop(self) -> None:
         self._dropped = True
-        stream = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
-        stream.socket.close()
+        self._socket.close()
 
 
 class RequestTasks(TaskGroup):
