@@ -106,6 +106,23 @@ def test_a_choice_without_an_end_is_no_answer() -> None:
 
 
 @pytest.mark.parametrize(
+    "strange",
+    [
+        chunk(delta(tool_calls=[call(0, "{}", name=7)])),
+        chunk(delta(tool_calls=[{"index": [], "function": {}}])),
+        chunk(delta(finish="stop"), delta(finish="stop") | {"index": "0"}),
+        chunk(delta(logprobs={"content": 7})),
+        b'data: {"choices":7}\n\n',
+        b'data: {"choices":[7]}\n\n',
+    ],
+)
+def test_events_of_another_shape_are_no_answer(strange: bytes) -> None:
+    with pytest.raises(ProblemError) as caught:
+        message(strange)
+    assert caught.value.problem == bad_gateway()
+
+
+@pytest.mark.parametrize(
     ("last", "content", "reasoning"),
     [
         ({"content": "The weather"}, "The weather is", None),

@@ -52,7 +52,10 @@ class Streamed(ABC):
             raise ProblemError(self.failure)
         if not self.finished:
             raise ProblemError(bad_gateway())
-        return dump(self._assemble())
+        try:
+            return dump(self._assemble())
+        except _FOREIGN:
+            raise ProblemError(bad_gateway()) from None
 
     def error_body(self, problem: Problem) -> bytes:
         """See `Exchange.error_body`."""
@@ -73,15 +76,11 @@ class Streamed(ABC):
 
     @abstractmethod
     def _fold(self, chunk: dict[str, Any]) -> None:
-        """Add the JSON of an event to the answer.
-
-        Raises:
-            ValueError, TypeError, LookupError, AttributeError: it is not of this dialect.
-        """
+        """Add the JSON of an event to the answer; may raise any of `_FOREIGN` if it is none of the dialect."""
 
     @abstractmethod
     def _assemble(self) -> object:
-        """The answer, from what was folded; ProblemError if that is not a complete one."""
+        """The answer, from what was folded; raises ProblemError if that is not a complete one."""
 
     def _pass(self, events: bytes) -> bytes:
         """Let events through to the client."""
@@ -112,7 +111,7 @@ class Streamed(ABC):
 
     def _read(self, event: bytes) -> bytes:
         fields = read_fields(event)
-        if b"error" in fields:  # where servers before 2026 put the error
+        if b"error" in fields:  # where older servers put the error
             return self._fail(upstream_error(500, fields[b"error"]), None)
         if b"data" not in fields:
             return self._pass(event)
@@ -126,10 +125,13 @@ class Streamed(ABC):
             self.finished = self._is_last(data, chunk)
             if chunk and not self.stream:
                 self._fold(chunk)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        except _FOREIGN:
             return self._fail(bad_gateway(), None)
         return self._pass(event)
 
+
+_FOREIGN = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What reading JSON of another dialect's shape may end in."""
 
 DONE = b"[DONE]"
 """The data of the last event in the older OpenAI dialects."""
