@@ -76,7 +76,7 @@ class Streamed(ABC):
 
     @abstractmethod
     def _fold(self, chunk: dict[str, Any]) -> None:
-        """Add the JSON of an event to the answer; may raise any of `_FOREIGN` if it is none of the dialect."""
+        """Add the JSON of an event to the answer; may raise any of `_FOREIGN` if it is of another dialect."""
 
     @abstractmethod
     def _assemble(self) -> object:
