@@ -36,8 +36,8 @@ WRITE_TIMEOUT = 30.0  # seconds for a client to take one piece
 WRITE_PIECE = 64 * 1024  # bytes; small enough that a slow but steady reader takes one in time
 LINGER = 1.0  # seconds in which a client may finish what it is sending before the connection is closed
 
-# Bytes in the kernel that are not sent yet, above which a write waits. Left to itself the kernel lets a writer
-# go on when a third of up to 4 MiB has gone, and a slow reader looks like one that has stopped.
+# Unsent bytes in the kernel above which a write waits. Left to itself the kernel lets a writer go on when a
+# third of up to 4 MiB has gone, and a slow reader looks like one that has stopped.
 UNSENT = 128 * 1024
 
 
