@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from trio_admission_web.problems import Problem, ProblemError
 from trio_admission_web.wire import body
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
 )
 
 
@@ -36,6 +36,7 @@ def refusal(call: Callable[[], object]) -> tuple[str, str | None]:
     return problem.message, problem.param
 
 
+@settings(deadline=None)
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
 @example(b"\xef\xbb\xbf{}")
 @example('{"a":1}'.encode("utf-16"))
@@ -52,6 +53,7 @@ def test_any_bytes_are_an_object_or_an_invalid_request(raw: bytes) -> None:
         assert found == json.loads(raw)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(), json_values))
 def test_every_json_object_is_read(value: dict[str, Any]) -> None:
     assert read_object(json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace")) == value
@@ -90,6 +92,7 @@ def test_nesting_has_a_limit(opening: bytes, closing: bytes) -> None:
     assert refusal(lambda: read_object(nested(100_000))) == (message, None)
 
 
+@settings(deadline=None)
 @given(json_values)
 def test_a_field_of_any_kind_is_read_or_refused_by_name(value: object) -> None:
     fields = {"it": value}

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.support.dialects import CHAT, DIALECTS, Dialect, data
 from trio_admission_web.problems import Problem, ProblemError, queue_timeout
@@ -144,6 +144,7 @@ fragments = st.sampled_from([
 
 
 @every_dialect
+@settings(deadline=None, max_examples=50)
 @given(
     parts=st.lists(fragments | st.binary(max_size=4) | st.integers(0, 20), max_size=12), stream=st.booleans()
 )

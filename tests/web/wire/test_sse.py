@@ -4,7 +4,7 @@ import itertools
 import re
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from trio_admission_web.problems import ProblemError
 from trio_admission_web.wire import sse
@@ -51,6 +51,7 @@ def read(events: bytes) -> list[dict[bytes, bytes]]:
     return [fields for event in split_events(events) if (fields := read_fields(event))]
 
 
+@settings(deadline=None)
 @given(streams, st.lists(st.integers(0, 200), max_size=6))
 def test_however_a_stream_is_cut_its_bytes_and_events_are_the_same(stream: bytes, cuts: list[int]) -> None:
     at = [0, *sorted(cuts), len(stream)]
