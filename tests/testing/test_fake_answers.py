@@ -427,6 +427,34 @@ async def test_a_key_is_asked_for_everywhere_but_health(header: str, value: str,
         assert answer.json["error"]["type"] == "authentication_error"
 
 
+ODD: list[bytes] = [
+    b"[]",
+    b"null",
+    b'"text"',
+    b'{"messages": [{"role": "user", "content": "\\ud800"}], "prompt": "\\ud800", "input": "\\ud800"}',
+    b'{"messages": NaN, "prompt": NaN, "input": NaN}',
+    b'{"messages": [[]], "prompt": {}, "input": 5, "content": 5, "tokens": {"a": 1}}',
+    b'{"messages": [{"role": [], "content": [null, 1, {}]}], "prompt": [], "input": [null], "tokens": [[]]}',
+    b'{"messages": [], "prompt": "", "input": "", "id_slot": 1.5, "n": 1.0, "max_tokens": 1e300}',
+    b'{"messages": [], "prompt": [[]], "input": [{}], "id_slot": "x", "temperature": true}',
+    "{}".encode("utf-16"),
+    b"\xff",
+    b"1" * 10_000,
+]
+
+
+@pytest.mark.parametrize("body", ODD)
+async def test_whatever_the_body_there_is_an_answer(body: bytes) -> None:
+    paths = [CHAT, COMPLETIONS, "/completion", MESSAGES, RESPONSES, "/v1/embeddings", "/v1/rerank", "/infill"]
+    paths += [f"{CHAT}/input_tokens", "/tokenize", "/detokenize", "/apply-template", "/slots/0?action=save"]
+    async with FakeLlamaServer(embeddings=True, reranking=True, infill=True, slot_save=True) as server:
+        for path in paths:
+            answer = await ask(server, path, body)
+            assert answer.status in {200, 400, 500}
+            assert answer.status == 200 or answer.json["error"]["code"] == answer.status
+        assert server.in_flight == 0
+
+
 async def test_nulls_and_unknown_fields_are_taken() -> None:
     async with FakeLlamaServer() as server:
         body = {"messages": HI, "stream": None, "max_tokens": None, "n": None, "id_slot": None, "what": [1]}

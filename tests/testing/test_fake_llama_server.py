@@ -239,17 +239,17 @@ async def test_another_client_s_leaving_is_not_noticed_while_somebody_gets_resul
 
 
 async def test_polling_the_slots_blinds_the_server_and_polling_health_does_not() -> None:
-    async with FakeLlamaServer(default=ENDLESS) as server:
+    async with FakeLlamaServer(default=Script(interval=1000)) as server:
         client = await start(server)
         await client.close()
         for _ in range(10):
             await ask(server, path="/slots")
-            await trio.sleep(0.5)
+            await trio.sleep(0.4)
         assert server.in_flight == 1
-        for _ in range(4):
+        for _ in range(10):
             await ask(server, path="/health")
-            await trio.sleep(0.5)
-        assert server.in_flight == 0
+            await trio.sleep(0.4)
+        assert server.requests[0].released == pytest.approx(4.6)  # a second after the last look at the slots
 
 
 async def test_a_prefill_is_finished_for_a_client_that_left() -> None:

@@ -131,7 +131,9 @@ async def test_a_write_can_be_split_at_any_byte(server: FakeLlamaServer) -> None
     answer = await stream_of(server, Script(tokens=["é"], split=pieces_of(1)))
     assert {len(chunk) for chunk in answer.chunks} == {1}
     assert data_of(answer.body)[1]["choices"][0]["delta"] == {"content": "é"}
-    client = client_of(server, Script(tokens=["x"], split=lambda data: [data[:10], data[10:]], split_gap=5))
+    client = client_of(
+        server, Script(tokens=["x"], split=lambda data: [b"", data[:10], data[10:]], split_gap=5)
+    )
     await client.request("POST", CHAT, STREAM)
     whole = await client.read_head()
     await client.read_more(whole)
@@ -216,6 +218,28 @@ async def test_a_raw_answer_ends_when_its_client_leaves(server: FakeLlamaServer)
     await wait_all_tasks_blocked()
     assert (server.in_flight, server.requests[0].connection.peer_close) == (0, "reset")
     assert server.requests[0].released == 1
+
+
+@pytest.mark.parametrize("how", ["fin", "reset"])
+async def test_a_raw_answer_that_nobody_takes_is_over(server: FakeLlamaServer, how: str) -> None:
+    client = client_of(server, Raw.stream(*[b"x" * 1000] * 1000, End.FINISH))
+    await client.request("POST", CHAT, STREAM)
+    await wait_all_tasks_blocked()
+    assert server.in_flight == 1  # the connection is full
+    if how == "fin":
+        await client.close()
+    else:
+        client.reset()
+    await wait_all_tasks_blocked()
+    assert (server.in_flight, server.open_connections) == (0, 0)
+
+
+async def test_a_generation_goes_on_whatever_its_client_reads(server: FakeLlamaServer) -> None:
+    client = client_of(server, Script(tokens=["x" * 10_000] * 100, interval=0.1))
+    await client.request("POST", CHAT, STREAM)
+    await trio.sleep(20)
+    assert server.requests[0].released == pytest.approx(10)
+    assert data_of((await client.read_answer()).body)[-1] == "[DONE]"
 
 
 async def test_a_client_that_has_its_answer_is_no_longer_counted(server: FakeLlamaServer) -> None:

@@ -79,12 +79,13 @@ class FakeLlamaServer(pages.Options):
         self._queue: deque[Reply] = deque()
         self._in_flight: set[Request] = set()
         self._wires: set[Wire] = set()
-        self._down = False
+        self._down = True
 
     async def __aenter__(self) -> Self:
         self._manager = trio.open_nursery()
         self._nursery = await self._manager.__aenter__()
         self._site = self._new_site()
+        self._down = False
         return self
 
     async def __aexit__(
@@ -223,7 +224,10 @@ class FakeLlamaServer(pages.Options):
                 exchange.keep = False
                 self._leave(request)
             elif isinstance(reply, Raw):
-                await exchange.play(reply, partial(self._leave, request))
+                try:
+                    await exchange.play(reply)
+                finally:
+                    self._leave(request)
             else:
                 await self._site.answer(exchange, reply or self.default, partial(self._leave, request))
         except (trio.BrokenResourceError, trio.ClosedResourceError):

@@ -80,8 +80,8 @@ class Dialect(ABC):
     terminal: ClassVar[bytes] = b""
     speaks: ClassVar[bool] = True
 
-    def __init__(self, body: Any, facts: Facts) -> None:
-        self.body: dict[str, Any] = body if isinstance(body, dict) else {}
+    def __init__(self, body: dict[str, Any], facts: Facts) -> None:
+        self.body = body
         self.facts = facts
         self.prompts = self.read_prompts()
         self.stream: bool = self.speaks and (self.member("stream", bool) or False)
@@ -155,7 +155,8 @@ class Dialect(ABC):
 def event(data: Any, name: str | None = None) -> bytes:
     """Return one server-sent event."""
     text = data if isinstance(data, str) else compact(data)
-    return (f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n").encode()
+    named = "" if name is None else f"event: {name}\n"
+    return f"{named}data: {text}\n\n".encode(errors="replace")
 
 
 def typed_event(data: dict[str, Any]) -> bytes:
@@ -184,16 +185,20 @@ def timings_body(timings: Timings) -> dict[str, float]:
     }
 
 
-def read_json(raw: bytes) -> Any:
-    """Parse a body as the server does, or refuse it in its words."""
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Parse a body as the server does, or refuse it in its words; what is no object counts as empty."""
     try:
-        return json.loads(raw)
+        body = json.loads(raw.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         at = getattr(error, "pos", 0) + 1
         kind = "syntax error while parsing value" if raw else "attempting to parse an empty input"
-        raise ApiError(
-            400, f"[json.exception.parse_error.101] parse error at line 1, column {at}: {kind}"
-        ) from None
+        message = f"[json.exception.parse_error.101] parse error at line 1, column {at}: {kind}"
+        raise ApiError(400, message) from None
+    return body if isinstance(body, dict) else {}
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)
 
 
 def chat_prompt(messages: Any, tools: Any, *, vision: bool) -> str:

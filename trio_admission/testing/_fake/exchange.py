@@ -13,12 +13,11 @@ from .http import LAST_CHUNK, Request, Wire, chunk, response_head
 from .script import End, Raw, Script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 JSON = "application/json; charset=utf-8"
-_NOTICE = (
-    1.0  # seconds without a result for anybody after which the server looks whether a client is still there
-)
+# Seconds without a result for anybody after which the server looks whether a client is still there.
+_NOTICE = 1.0
 
 
 class Exchange:
@@ -34,16 +33,15 @@ class Exchange:
     ) -> None:
         """Send a whole answer; a body that is not a str is sent as JSON. An error closes the connection."""
         self.keep = self.keep and status < 400
-        data = (body if isinstance(body, str) else compact(body)).encode()
+        data = (body if isinstance(body, str) else compact(body)).encode(errors="replace")
         length = [("Content-Type", content_type), ("Content-Length", str(len(data)))]
         head = self._head(status, [*headers, *length])
         await self.send(head if self.request.method == "HEAD" else head + data)
 
     async def start_stream(self, headers: Iterable[tuple[str, str]]) -> None:
-        """Send the head of an event stream; the server closes after it, although it offers to keep alive."""
+        """Send the head of an event stream."""
         stream = [("Content-Type", "text/event-stream"), ("Transfer-Encoding", "chunked")]
         head = self._head(200, [*headers, ("X-Accel-Buffering", "no"), *stream])
-        self.keep = False
         await self.send(head)
 
     async def send(self, data: bytes) -> None:
@@ -55,7 +53,7 @@ class Exchange:
         await self.wire.send(data)
 
     async def stop(self, how: End) -> None:
-        """End the answer as a script says."""
+        """End the answer. The server closes after every stream, although its head offers to keep alive."""
         self.keep = False
         match how:
             case End.RESET:
@@ -67,25 +65,19 @@ class Exchange:
             case End.CLOSE | End.ERROR:
                 pass
 
-    async def play(self, raw: Raw, done: Callable[[], None]) -> None:
-        """Send what a test wrote until the client leaves; call `done` before the last word goes out."""
-        for at, step in enumerate(raw.steps):
-            waits = isinstance(step, int | float) or step is End.SILENCE
-            if not waits and all(
-                isinstance(rest, End) and rest is not End.SILENCE for rest in raw.steps[at + 1 :]
-            ):
-                done()
+    async def play(self, raw: Raw) -> None:
+        """Send what a test wrote, step by step, until the client leaves."""
+        for step in raw.steps:
             if isinstance(step, bytes):
                 await self.send(step)
             elif isinstance(step, End):
                 await self.stop(step)
-                break
+                return
             else:
                 with trio.move_on_after(step):
                     await self.wire.gone.wait()
                     self.keep = False
-                    break
-        done()
+                    return
 
     def _head(self, status: int, headers: list[tuple[str, str]]) -> bytes:
         common = [
@@ -197,7 +189,7 @@ class Generation:
             if data:
                 await self._exchange.send(chunk(data))
             return
-        for piece in self._script.split(data):
+        for piece in filter(None, self._script.split(data)):  # an empty chunk would end the body
             await self._exchange.send(chunk(piece))
             await trio.sleep(self._script.split_gap)
 

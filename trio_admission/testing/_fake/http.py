@@ -145,9 +145,10 @@ class Wire:
         try:
             await self._stream.send_all(data)
         except trio.BrokenResourceError as error:
-            # the kernel tells of a reset only once: who reads after this sees an ordinary end
+            # The kernel tells of a reset only once: while it told this task, `watch` saw an ordinary end.
             if getattr(error.__cause__, "errno", None) == errno.ECONNRESET:
                 self._left("reset")
+                self.record.peer_close = "reset"
             raise
 
     def reset(self) -> None:

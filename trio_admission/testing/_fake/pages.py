@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .dialect import CREATED, FINGERPRINT, read_json
+from .dialect import CREATED, FINGERPRINT, read_object
 from .errors import NO_SLOT, ApiError
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ async def slot_action(
 
 
 def _filename(raw: bytes) -> str:
-    filename = read_json(raw).get("filename")
+    filename = read_object(raw).get("filename")
     if filename is None:
         raise ApiError(400, "[json.exception.out_of_range.403] key 'filename' not found")
     if not isinstance(filename, str) or "/" in filename:

@@ -29,7 +29,7 @@ class Response(Dialect):
         self._open: set[str] = set()
         instructions = self.body.get("instructions")
         system = [{"role": "system", "content": instructions}] if instructions else []
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        items = given if isinstance(given, list) else [{"role": "user", "content": given}]
         return [chat_prompt([*system, *map(_turn, items)], self.body.get("tools"), vision=self.facts.vision)]
 
     def token(self, token: Token, *, first: bool) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from . import pages
-from .dialect import Dialect, Facts, chat_prompt, read_json, tokenize
+from .dialect import Dialect, Facts, chat_prompt, read_object, tokenize
 from .engine import Engine, Job, Result
 from .errors import LOADING, NO_EMBEDDINGS, NO_INFILL, NO_RERANKING, NOT_FOUND, UNAUTHORIZED, ApiError
 from .exchange import Generation
@@ -109,12 +109,12 @@ class Site:
         return Facts(number, self._options.model, len(self.engine.slots), vision=self._options.vision)
 
     def _count(self, request: Request) -> dict[str, Any]:
-        dialect = _COUNTING[request.path](read_json(request.body), self._facts(0))
+        dialect = _COUNTING[request.path](read_object(request.body), self._facts(0))
         counted = {"input_tokens": len(tokenize(dialect.prompts[0]))}
         return counted if "count_tokens" in request.path else {**counted, "object": "response.input_tokens"}
 
     def _tokenize(self, request: Request) -> dict[str, Any]:
-        body = read_json(request.body)
+        body = read_object(request.body)
         words = tokenize(str(body.get("content", "")))
         tokens = [self._vocabulary.setdefault(word, len(self._vocabulary)) for word in words]
         if not body.get("with_pieces"):
@@ -122,20 +122,20 @@ class Site:
         return {"tokens": [{"id": token, "piece": word} for token, word in zip(tokens, words, strict=True)]}
 
     def _detokenize(self, request: Request) -> dict[str, Any]:
-        words = {token: word for word, token in self._vocabulary.items()}
-        return {
-            "content": "".join(words.get(token, "") for token in read_json(request.body).get("tokens", []))
-        }
+        words = list(self._vocabulary)
+        tokens = read_object(request.body).get("tokens")
+        known = [one for one in tokens if one in range(len(words))] if isinstance(tokens, list) else []
+        return {"content": "".join(words[one] for one in known)}
 
     def _apply_template(self, request: Request) -> dict[str, Any]:
-        body = read_json(request.body)
+        body = read_object(request.body)
         return {"prompt": chat_prompt(body.get("messages"), body.get("tools"), vision=self._options.vision)}
 
     async def _generate(self, exchange: Exchange, script: Script, left: Callable[[], None]) -> None:
         request, options = exchange.request, self._options
         kind = _DECODING[request.path]
         _check_enabled(kind, options)
-        dialect = kind(read_json(request.body), self._facts(request.number))
+        dialect = kind(read_object(request.body), self._facts(request.number))
         send, results = trio.open_memory_channel[Result | None](math.inf)
         remaining = len(dialect.prompts)
 
