@@ -96,6 +96,7 @@ async def test_each_prompt_of_an_array_takes_a_slot_of_its_own() -> None:
         answer = await ask(server, body, "/v1/completions")
         assert [choice["index"] for choice in answer.json["choices"]] == [0, 1, 2]
         assert trio.current_time() == 2  # the third waited for a slot
+        assert server.generations[0].launched == 0
         assert server.max_in_flight == 1
 
 
@@ -179,6 +180,16 @@ async def test_too_many_tokens_together_end_everything_in_a_unified_cache() -> N
     died, died_too, survived = server.generations
     assert died.released == died_too.released == survived.launched
     assert served.json["usage"]["completion_tokens"] == 2
+
+
+async def test_what_idle_slots_remember_makes_room_in_a_unified_cache() -> None:
+    async with FakeLlamaServer(total_slots=2, n_ctx=40, kv_unified=True, words=12) as server:
+        await ask(server, chat("one two three four five", id_slot=0))
+        slots = (await ask(server, path="/slots")).json
+        assert slots[0]["n_prompt_tokens"] > 20
+        assert (await ask(server, chat("something else", id_slot=1))).status == 200
+        slots = (await ask(server, path="/slots")).json
+        assert (slots[0]["n_prompt_tokens"], slots[1]["n_prompt_tokens"] > 15) == (0, True)
 
 
 async def test_a_prompt_that_fits_in_no_slot_is_refused_once_it_has_one() -> None:

@@ -9,8 +9,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from .engine import Ended, Timings, Token
 from .errors import ApiError
+from .results import Ended, Timings, Token
 from .script import Kind, Piece
 
 CREATED = 1_700_000_000

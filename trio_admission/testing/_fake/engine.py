@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import trio
 
 from .errors import CONTEXT_EXCEEDED, ApiError, prompt_too_long
+from .results import Broken, Ended, Failed, Launched, Result, Timings, Token
 from .script import Cut, End, Piece
 
 if TYPE_CHECKING:
@@ -19,58 +20,6 @@ if TYPE_CHECKING:
 
 _SIMILARITY = 0.1  # a slot is chosen for what it remembers when that is more than this part of the prompt
 _SPOILT = "\N{REPLACEMENT CHARACTER}"
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Counts and milliseconds of one sequence, as far as it has come."""
-
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    predicted_n: int
-    predicted_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """The job has its slots and its prompt fits: a stream's status goes out now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One token of one sequence."""
-
-    index: int
-    piece: Piece
-    timings: Timings
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """One sequence is complete. Its slot is free."""
-
-    index: int
-    truncated: bool  # stopped by a limit, not by the model
-    timings: Timings
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A scripted cut took effect. The slot is free, except in silence."""
-
-    how: End
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The engine refused or dropped the job. Its slots are free."""
-
-    error: ApiError
-
-
-Result: TypeAlias = Launched | Token | Ended | Broken | Failed
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -187,7 +136,8 @@ class Engine:
             slot.run = Run(job, offset, cached)
             job.request.slots.append(slot.id)
             self._nursery.start_soon(self._decode, slot, slot.run)
-        job.request.launched = job.request.launched or trio.current_time()
+        if job.request.launched is None:
+            job.request.launched = trio.current_time()
         return True
 
     def _preference(self, slot: Slot, prompt: list[str]) -> tuple[float, float, int]:
@@ -235,9 +185,16 @@ class Engine:
 
     async def _remember(self, slot: Slot, tokens: Sequence[str]) -> None:
         slot.kv += tokens
-        if self.unified and sum(len(active.kv) for active in self.busy) > self.n_ctx:
-            self._fail(self.busy, CONTEXT_EXCEEDED)
+        if self.unified:
+            for idle in (one for one in self.slots if one.run is None):
+                if self._remembered() > self.n_ctx:
+                    idle.kv.clear()
+            if self._remembered() > self.n_ctx:
+                self._fail(self.busy, CONTEXT_EXCEEDED)
         await trio.lowlevel.checkpoint_if_cancelled()  # the run that overflows is among those that die
+
+    def _remembered(self) -> int:
+        return sum(len(slot.kv) for slot in self.slots)
 
     def _fail(self, slots: list[Slot], error: ApiError) -> None:
         jobs = dict.fromkeys(slot.run.job for slot in slots if slot.run is not None)

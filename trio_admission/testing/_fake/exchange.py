@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from .dialect import Dialect, compact, event
-from .engine import Broken, Ended, Engine, Failed, Launched, Result, Token
 from .http import LAST_CHUNK, Request, Wire, chunk, response_head
+from .results import Broken, Ended, Failed, Launched, Result, Token
 from .script import End, Raw, Script
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from .engine import Engine
 
 JSON = "application/json; charset=utf-8"
 # Seconds without a result for anybody after which the server looks whether a client is still there.

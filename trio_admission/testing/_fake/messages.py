@@ -10,7 +10,7 @@ from .errors import ApiError
 from .script import Kind, Piece
 
 if TYPE_CHECKING:
-    from .engine import Timings, Token
+    from .results import Timings, Token
 
 
 class Message(Dialect):

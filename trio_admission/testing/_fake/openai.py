@@ -9,7 +9,7 @@ from .errors import ApiError
 from .script import Kind
 
 if TYPE_CHECKING:
-    from .engine import Ended, Timings, Token
+    from .results import Ended, Timings, Token
 
 
 class ChatCompletion(Dialect):

@@ -9,7 +9,7 @@ from .errors import ApiError
 from .script import Kind, Piece
 
 if TYPE_CHECKING:
-    from .engine import Token
+    from .results import Token
 
 _PREFIXES = {Kind.REASONING: "rs_", Kind.TEXT: "msg_", Kind.CALL: "fc_"}
 

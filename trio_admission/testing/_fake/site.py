@@ -9,12 +9,13 @@ import trio
 
 from . import pages
 from .dialect import Dialect, Facts, chat_prompt, read_object, tokenize
-from .engine import Engine, Job, Result
+from .engine import Engine, Job
 from .errors import LOADING, NO_EMBEDDINGS, NO_INFILL, NO_RERANKING, NOT_FOUND, UNAUTHORIZED, ApiError
 from .exchange import Generation
 from .messages import Message
 from .openai import ChatCompletion, Completion, Infill, NativeCompletion
 from .responses import Response
+from .results import Result
 from .vectors import Embeddings, NativeEmbeddings, Rerank
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from .errors import ApiError
 from .openai import several_prompts
 
 if TYPE_CHECKING:
-    from .engine import Token
+    from .results import Token
 
 _DIMENSIONS = 8
 
