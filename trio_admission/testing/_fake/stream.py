@@ -120,7 +120,6 @@ class MemoryStream(trio.abc.HalfCloseableStream):
     def close(self) -> None:
         """Close both halves, without a checkpoint."""
         self._closed = self._outbox.ended = self._inbox.unread = True
-        self._inbox.data.clear()
         self._outbox.changed.unpark_all()
         self._inbox.changed.unpark_all()
 
