@@ -166,6 +166,18 @@ async def test_a_cancel_in_the_same_tick_as_the_grant_passes_it_on_before_anybod
         check(pool)
 
 
+async def test_a_suspension_says_why() -> None:
+    """R4: so that those who wait can be told; the latest reason first."""
+    pool = SlotPool(1)
+    assert pool.suspension is None
+    with pool.suspended("restarting"):
+        assert pool.suspension == "restarting"
+        with pool.suspended("reloading"):
+            assert pool.suspension == "reloading"
+        assert pool.suspension == "restarting"
+    assert pool.suspension is None
+
+
 async def test_what_is_held_is_counted_once_through_all_changes() -> None:
     """E2, G6: checked after each step of a longer story."""
     pool = SlotPool(3, kv_tokens=300, park_budget=ParkBudget(1))

@@ -244,6 +244,24 @@ async def test_an_instrument_that_raises_is_removed_and_reported(
     assert report.object is fail
 
 
+async def test_an_instrument_that_has_removed_itself_may_still_raise(
+    make_pool: MakePool, unraisable: list[Any]
+) -> None:
+    """W2: it is reported, and the slot that was being granted is not lost."""
+    pool = await make_pool(1)
+
+    def once(event: PoolEvent) -> None:
+        pool.remove_instrument(once)
+        raise ValueError("after the removal")
+
+    pool.add_instrument(once)
+    async with pool.admit():
+        pass
+    async with pool.admit(max_wait=1):
+        pass
+    assert len(unraisable) == 1
+
+
 @pytest.mark.parametrize(
     "change",
     [

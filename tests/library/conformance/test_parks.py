@@ -9,7 +9,7 @@ import trio
 import trio.lowlevel
 
 from tests.support.visitors import visiting
-from trio_admission import AdmissionConfig, Cost, LeaseLost, LeaseState, ParkBudget
+from trio_admission import AdmissionConfig, Cost, LeaseLost, LeaseState, ParkBudget, PoolClosed
 from trio_admission.testing import until
 
 if TYPE_CHECKING:
@@ -225,6 +225,19 @@ async def test_the_blocks_own_error_leaves_bare_and_waits_for_no_slot(busy_pool:
     await nothing_is_left(busy_pool)
 
 
+async def test_the_blocks_own_error_leaves_bare_although_a_cancel_is_on_its_way(busy_pool: Pool) -> None:
+    """E3: its tasks are ended by the outer cancel, which adds nothing to the error."""
+    error = ValueError("denied")
+    with trio.CancelScope() as outer, pytest.raises(ValueError, match="denied") as raised:
+        async with busy_pool.admit() as lease, lease.parked() as parked:
+            parked.nursery.start_soon(trio.sleep_forever)
+            await trio.sleep(0.01)
+            outer.cancel()
+            raise error
+    assert raised.value is error
+    await nothing_is_left(busy_pool)
+
+
 async def test_a_tasks_error_leaves_as_a_group_and_waits_for_no_slot(busy_pool: Pool) -> None:
     """E3: the body is cancelled."""
 
@@ -339,6 +352,18 @@ async def test_a_block_that_catches_the_parks_error_still_loses_the_lease(pool: 
                     raise error
             # Without another checkpoint the body ends, and is told at its end.
     assert lost.value.__cause__ is error
+
+
+async def test_cancelling_the_parks_nursery_is_no_way_to_finish_it(busy_pool: Pool) -> None:
+    """E5: it cancels the block as well, and the lease is lost."""
+    with pytest.raises(LeaseLost):
+        async with busy_pool.admit() as lease:
+            async with lease.parked() as parked:
+                parked.nursery.cancel_scope.cancel()
+                await trio.sleep(0.01)
+            await trio.lowlevel.checkpoint()
+            pytest.fail("decoding without a slot")
+    await nothing_is_left(busy_pool)
 
 
 async def test_leaving_the_park_by_return_or_break_is_finishing_it(pool: Pool) -> None:
@@ -741,7 +766,53 @@ async def test_an_unlimited_budget_refuses_nobody(make_pool: MakePool) -> None:
         assert pool.statistics().parked == 100
 
 
+async def test_what_a_child_has_from_its_parent_is_counted_right_to_its_end(make_pool: MakePool) -> None:
+    """E6, E9, G6: it keeps the slot of a parent that has gone, and parks at another cost."""
+    pool = await make_pool(1, kv_tokens=100, park_budget=ParkBudget(0))
+    async with visiting(pool) as house:
+        parent = await house.serve("parent", cost=Cost(tokens=80))
+        await parent.park()
+        async with pool.admit(parent=parent.lease, cost=Cost(tokens=10)) as child:
+            parent.cancel()
+            await parent.left()
+            assert pool.statistics().kv_held == 80
+            async with child.parked(Cost(tokens=30)):
+                pass
+            assert (pool.statistics().held, pool.statistics().kv_held) == (1, 30)
+        assert (pool.statistics().held, pool.statistics().kv_held) == (0, 0)
+
+
 # C2
+
+
+async def test_with_control_off_everybody_is_granted_at_once(make_pool: MakePool) -> None:
+    """C2: and holds no slot; only a closed pool refuses, and a drain still waits for those inside."""
+    pool = await make_pool(1, config=AdmissionConfig(enabled=False, max_wait=0, max_waiting=1))
+    async with visiting(pool) as house, trio.open_nursery() as nursery:
+        visitors = [await house.serve(f"{number}", cost=Cost(slots=9)) for number in range(5)]
+        async with pool.reserve() as reservation:
+            assert reservation.position == 0
+            assert reservation.lease is not None
+            assert (reservation.lease.slot, reservation.lease.slots) == (None, ())
+        assert pool.estimated_wait() == 0
+        assert pool.statistics().held == 0
+        pool.close()
+        with pytest.raises(PoolClosed):
+            await house.arrive("late")
+        drained = trio.Event()
+
+        async def drain() -> None:
+            await pool.drained()
+            drained.set()
+
+        nursery.start_soon(drain)
+        await trio.sleep(0.01)
+        for visitor in visitors:
+            assert not drained.is_set()
+            visitor.leave()
+            await visitor.left()
+        with trio.fail_after(5):
+            await drained.wait()
 
 
 async def test_with_control_off_a_park_does_nothing(make_pool: MakePool) -> None:

@@ -103,6 +103,34 @@ async def test_tokens_shrink_as_slots_do(make_pool: MakePool) -> None:
         await waiting.served()
 
 
+async def test_no_slot_is_free_while_somebody_who_returns_waits_for_more(make_pool: MakePool) -> None:
+    """R1: nobody goes before those who come back, so nobody could take what is left beside them."""
+    pool = await make_pool(4)
+    async with visiting(pool) as house:
+        wide = await house.serve("wide", cost=Cost(slots=2))
+        await wide.park()
+        holder = await house.serve("holder", cost=Cost(slots=3))
+        assert pool.statistics().free == 1
+        await wide.return_to_line()
+        assert pool.statistics().free == 0
+        holder.leave()
+        await wide.served()
+        assert pool.statistics().free == 2
+
+
+async def test_no_slot_is_free_while_more_tokens_are_held_than_there_are(make_pool: MakePool) -> None:
+    """R1: after the tokens shrank, not even a request without any could enter."""
+    pool = await make_pool(2, kv_tokens=100)
+    async with visiting(pool) as house:
+        holder = await house.serve("holder", cost=Cost(tokens=80))
+        assert pool.statistics().free == 1
+        pool.resize(kv_tokens=50)
+        assert pool.statistics().free == 0
+        holder.leave()
+        await holder.left()
+        assert pool.statistics().free == 2
+
+
 async def test_what_a_request_asks_for_does_not_change_the_size(make_pool: MakePool) -> None:
     """R2: neither a large cost nor a preferred slot that does not exist."""
     pool = await make_pool(2, kv_tokens=10)

@@ -7,6 +7,7 @@ import trio
 
 from tests.support.visitors import timeline, visit
 from trio_admission import AdmissionConfig, Cost, LeaseLost, ParkBudget, SlotPool, WaitTimeout
+from trio_admission.testing import check
 
 
 def pool_of(
@@ -224,6 +225,29 @@ async def test_a_class_is_as_old_as_its_next_waiter() -> None:
         visit("y1", 10, at=19, flow="y"),
     )
     assert served == {"x1": [0], "z1": [20], "y1": [30], "x2": [40]}
+
+
+async def test_aging_is_judged_when_something_changes() -> None:
+    """F3, G7: at 11 the low one has become the next, and fits; it is served at the next change, at 13."""
+    pool = pool_of(2, aging=10)
+
+    async def check_often() -> None:
+        while True:
+            await trio.sleep(1)
+            check(pool)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(check_often)
+        served = await timeline(
+            pool,
+            visit("holder", 30),
+            visit("other", 6),
+            visit("low", 5, at=1),
+            visit("wide", 5, at=5, priority=1, cost=Cost(slots=2)),
+            visit("late", 1, at=13),
+        )
+        nursery.cancel_scope.cancel()
+    assert served == {"holder": [0], "other": [0], "low": [13], "wide": [30], "late": [35]}
 
 
 async def test_positions_follow_aging() -> None:
