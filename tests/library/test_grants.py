@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
 
 def core_methods() -> Iterator[ast.FunctionDef]:
-    source = Path(inspect.getfile(trio_admission)).with_name("_core.py").read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef) and node.name == "Core":
-            yield from (part for part in node.body if isinstance(part, ast.FunctionDef))
+    """Yield the methods of the books of a pool: of the modules that begin changes, and that grant."""
+    for path in Path(inspect.getfile(trio_admission)).parent.glob("_*.py"):
+        source = path.read_text(encoding="utf-8")
+        if "self._begin()" in source or "def _fill(" in source:
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.ClassDef):
+                    yield from (part for part in node.body if isinstance(part, ast.FunctionDef))
 
 
 def calls(method: ast.FunctionDef) -> list[str]:
