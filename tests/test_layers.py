@@ -24,7 +24,7 @@ GATEWAY = ROOT / "web" / "trio_admission_web"
 PURE = (
     "_errors", "_config", "_records",
     "_states", "_claim", "_slots", "_fair", "_line", "_holdings", "_meter", "_budget", "_announcer",
-    "_core",
+    "_granting", "_core",
 )  # fmt: skip
 WAITING = ("_lease", "_reservation", "_pool")
 HOUSE = (*PURE, *WAITING, "_protocol", "_registry", "__init__", "testing")

@@ -469,6 +469,37 @@ async def test_unparked_cut_on_entry_leaves_the_lease_parked(pool: Pool) -> None
         assert lease.slot == 0
 
 
+async def test_a_deadline_round_unparked_leaves_the_lease_parked(pool: Pool) -> None:
+    """E4: one that passed before the entry, although a slot is free, and one that passes in the block."""
+    async with pool.admit() as lease:
+        async with lease.parked() as parked:
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                async with parked.unparked():
+                    pytest.fail("entered")
+            assert scope.cancelled_caught
+            assert (lease.slot, pool.statistics().parked) == (None, 1)
+            with trio.move_on_after(0.01) as scope:
+                async with parked.unparked() as held:
+                    assert held.slot == 0
+                    await trio.sleep_forever()
+            assert scope.cancelled_caught
+            assert (lease.slot, pool.statistics().parked) == (None, 1)
+        assert lease.slot == 0
+
+
+async def test_cancelling_the_nursery_of_unparked_ends_its_block_only(pool: Pool) -> None:
+    """E4: as a nursery does."""
+    async with pool.admit() as lease:
+        async with lease.parked() as parked:
+            async with parked.unparked() as held:
+                held.nursery.start_soon(trio.sleep_forever)
+                held.nursery.cancel_scope.cancel()
+                await trio.sleep_forever()
+            assert (lease.slot, pool.statistics().parked) == (None, 1)
+        assert lease.slot == 0
+
+
 async def test_the_tasks_of_unparked_are_waited_for_before_the_slot_goes_on(pool: Pool) -> None:
     """E4: while the tasks of the park around it keep running."""
     async with visiting(pool) as house, pool.admit() as lease, lease.parked() as parked:
