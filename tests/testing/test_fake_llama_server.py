@@ -92,12 +92,14 @@ async def test_several_choices_get_their_slots_together() -> None:
 
 async def test_each_prompt_of_an_array_takes_a_slot_of_its_own() -> None:
     async with FakeLlamaServer(total_slots=2, interval=1) as server:
-        body = {"prompt": ["a", "b", "c"], "max_tokens": 1}
-        answer = await ask(server, body, "/v1/completions")
+        client = RawClient(server.connect())
+        await client.request("POST", "/v1/completions", {"prompt": ["a", "b", "c"], "max_tokens": 1})
+        await trio.sleep(1.5)
+        assert (len(server.busy_slots), server.in_flight) == (1, 1)  # the third waited for a slot
+        answer = await client.read_answer()
         assert [choice["index"] for choice in answer.json["choices"]] == [0, 1, 2]
-        assert trio.current_time() == 2  # the third waited for a slot
-        assert server.generations[0].launched == 0
-        assert server.max_in_flight == 1
+        (request,) = server.generations
+        assert (request.launched, request.released, server.max_in_flight) == (0, 2, 1)
 
 
 async def test_a_pinned_request_waits_for_its_slot_and_spoils_who_runs_there() -> None:
@@ -345,6 +347,17 @@ async def test_a_crash_resets_every_connection_and_a_restart_begins_anew() -> No
         assert (await ask(server, path="/props")).json["total_slots"] == 1
         with pytest.raises(TypeError, match="no such option: slots"):
             server.restart(slots=2)
+
+
+async def test_a_crash_also_ends_what_the_hook_still_thinks_about() -> None:
+    async def reply(_: Request) -> None:
+        await trio.sleep_forever()
+
+    async with FakeLlamaServer(reply=reply) as server:
+        await start(server)
+        assert server.in_flight == 1
+        server.crash()
+        assert server.in_flight == 0
 
 
 async def test_leaving_the_server_ends_all_that_runs_and_keeps_the_body_s_error() -> None:
