@@ -34,7 +34,7 @@ async def gateway(server: FakeLlamaServer, **settings: Any) -> AsyncIterator[App
         await wait_all_tasks_blocked()
         counts = app.gateway.backend.pool.statistics()
         assert (counts.held, counts.waiting, len(app.gateway.passages)) == (0, 0, 0)
-        await trio.sleep(1)  # the server notices at its next token
+        await trio.sleep(2)  # the server notices at its next token
         assert server.in_flight == 0
 
 

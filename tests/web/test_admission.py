@@ -294,6 +294,26 @@ async def test_a_draining_gateway_serves_its_line_and_nobody_new(autojump_clock:
     assert server.total == 2
 
 
+async def test_whoever_is_left_when_a_drain_runs_out_of_time_is_told_so(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(total_slots=1, words=100, interval=1.0)
+    replies: list[Reply] = []
+
+    async def keep(stream: bool) -> None:
+        replies.append(await call(app, CHAT, chat(stream=stream)))
+
+    async with gateway(server) as app, trio.open_nursery() as nursery:
+        nursery.start_soon(keep, True)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(keep, False)
+        await wait_all_tasks_blocked()
+        with trio.move_on_after(5.5):
+            await app.gateway.drain()
+    streamed, waiting = sorted(replies, key=lambda reply: reply.status)
+    assert (streamed.seconds, waiting.seconds) == (5.5, 5.5)
+    assert b'"draining"' in events(streamed)[-2]
+    assert (waiting.status, waiting.error["code"]) == (503, "draining")
+
+
 # ---- leaving
 
 

@@ -59,9 +59,17 @@ class Gateway:
         return sorted((each for each in self.passages if each.position), key=lambda each: each.position)
 
     async def drain(self) -> None:
-        """Refuse newcomers from now on; block until everybody who is here has been served."""
+        """Refuse newcomers from now on; block until everybody who is here has been served.
+
+        When this is cancelled, for lack of time, everybody who is still here is told so and sent away.
+        """
         self.draining = True
-        await self.backend.pool.drained()
+        try:
+            await self.backend.pool.drained()
+        except trio.Cancelled:
+            for each in self.passages:
+                each.cancel(problems.draining(retry_after=DRAIN_RETRY))
+            raise
 
 
 class Passage:
@@ -95,6 +103,7 @@ class Passage:
         self._query = query
         self._cut = cut
         self._scope = trio.CancelScope()
+        self._ended_by: Problem | None = None
         self._reservation: Reservation | None = None
         self._decided = trio.Event()
         self._decision: Answer | Problem | None = None
@@ -111,8 +120,9 @@ class Passage:
         """Seconds that it will probably still wait; None = not in line, or nothing to judge by."""
         return self._reservation.estimated_wait if self._reservation is not None else None
 
-    def cancel(self) -> None:
-        """End it, whatever it is doing, and tell its client so."""
+    def cancel(self, problem: Problem) -> None:
+        """End it, whatever it is doing, and tell its client why."""
+        self._ended_by = problem
         self._scope.cancel()
 
     async def answer(self) -> Answer:
@@ -144,8 +154,8 @@ class Passage:
         try:
             with self._scope:
                 await self._go()
-            if self._scope.cancelled_caught:
-                self._fail(problems.cancelled())
+            if self._scope.cancelled_caught and self._ended_by is not None:
+                self._fail(self._ended_by)
         except ProblemError as error:
             self._fail(error.problem)
             if error.__cause__ is not None:

@@ -157,7 +157,7 @@ async def _cancel(gateway: Gateway, name: str) -> Response:
     if not found:
         raise ProblemError(problems.not_found())
     for each in found:  # clients choose their ids, so two may have chosen the same
-        each.cancel()
+        each.cancel(problems.cancelled())
     return _json({"id": name, "cancelled": len(found)})
 
 

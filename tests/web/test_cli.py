@@ -1,0 +1,193 @@
+"""The command `trio-admission`, as a person or a supervisor meets it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from tests.support.gateway import CHAT, chat
+from tests.support.raw_client import RawClient, data_of
+from tests.support.serving import until
+from trio_admission.testing.fake_llama_server import FakeLlamaServer
+from trio_admission_web import cli
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@dataclass
+class Command:
+    """A running command and the first address that it printed."""
+
+    process: trio.Process
+    url: str
+
+
+@asynccontextmanager
+async def running(*command: str, sign: bytes = b"listening on", **environ: str) -> AsyncIterator[Command]:
+    """Start a Python module with arguments and wait until it listens; it must end with the block."""
+    async with trio.open_nursery() as nursery:
+        process: trio.Process = await nursery.start(
+            partial(
+                trio.run_process,
+                [sys.executable, "-m", *command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environ},
+                check=False,
+            )
+        )
+        said = bytearray()
+        nursery.start_soon(read_all, process.stdout, said)
+        url = re.compile(rb"^" + sign + rb" (http://\S+)", re.MULTILINE)
+        await until(lambda: url.search(said) or process.returncode is not None, seconds=30)
+        found = url.search(said)
+        assert found, said.decode()
+        yield Command(process, found[1].decode())
+        with trio.fail_after(10):
+            await process.wait()
+
+
+async def read_all(stream: Any, into: bytearray) -> None:
+    async for data in stream:
+        into += data
+
+
+async def test_serve_listens_serves_and_stops_at_a_signal() -> None:
+    async with FakeLlamaServer(total_slots=2, words=3) as llama, llama.listening() as upstream:
+        serve = ("trio_admission_web", "serve", "--upstream", upstream, "--port", "0")
+        async with running(*serve) as command:
+            async with RawClient.connected(command.url) as client:
+                answer = await client.ask("POST", CHAT, chat())
+                assert answer.json["choices"][0]["message"]["content"] == "r1w0 r1w1 r1w2"
+                slots = (await client.ask("GET", "/admission")).json["backends"]["default"]["slots"]
+                assert slots == 2
+            command.process.send_signal(signal.SIGTERM)
+    assert command.process.returncode == 0
+
+
+async def test_a_signal_lets_running_streams_finish_and_refuses_new_ones() -> None:
+    async with FakeLlamaServer(words=20, interval=0.05) as llama, llama.listening() as upstream:
+        serve = ("trio_admission_web", "serve", "--upstream", upstream, "--port", "0")
+        async with running(*serve) as command, RawClient.connected(command.url) as client:
+            await client.request("POST", CHAT, chat(stream=True))
+            answer = await client.read_head()
+            await client.read_events(answer, 2)
+            command.process.send_signal(signal.SIGTERM)
+            assert await becomes(command.url, 503)
+            while await client.read_more(answer):
+                pass
+            assert (answer.complete, data_of(answer.body)[-1]) == (True, "[DONE]")
+    assert command.process.returncode == 0
+
+
+async def becomes(url: str, status: int) -> bool:
+    """Ask until the answer has that status."""
+    with trio.move_on_after(5):
+        async with RawClient.connected(url) as client:
+            while (await client.ask("POST", CHAT, chat())).status != status:
+                pass
+            return True
+    return False
+
+
+async def test_the_flags_of_serve_reach_the_gateway() -> None:
+    async with FakeLlamaServer(api_key="up-KEY", words=10_000) as llama, llama.listening() as upstream:
+        serve = ("trio_admission_web", "serve", "--upstream", upstream, "--port", "0", "--host", "127.0.0.1")
+        flags = ("--slots", "1", "--upstream-api-key", "up-KEY", "--max-wait", "0")
+        async with running(*serve, *flags) as command:
+            async with RawClient.connected(command.url) as holder, RawClient.connected(command.url) as client:
+                await holder.request("POST", CHAT, chat(stream=True))
+                assert (await holder.read_head()).status == 200
+                assert (await client.ask("POST", CHAT, chat())).json["error"]["code"] == "queue_timeout"
+            command.process.send_signal(signal.SIGTERM)
+
+
+async def test_hypercorns_own_command_serves_the_same_application() -> None:
+    async with FakeLlamaServer(words=3) as llama, llama.listening() as upstream:
+        hypercorn = ("hypercorn", "-k", "trio", "-b", "127.0.0.1:0", "trio_admission_web.asgi:app")
+        async with running(*hypercorn, sign=b".* Running on", TRIO_ADMISSION_UPSTREAM=upstream) as command:
+            async with RawClient.connected(command.url) as client:
+                assert (await client.ask("POST", CHAT, chat())).status == 200
+            command.process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["serve"], "--upstream is missing: give the address of the llama-server"),
+        (["serve", "--upstream", "x"], "--upstream must be an address such as http://127.0.0.1:8080"),
+        (["serve", "--upstream", "http://h", "--slots", "0"], "--slots must be at least 1, not 0"),
+        (["serve", "--upstream", "http://h", "--port", "70000"], "--port must be from 0 to 65535, not 70000"),
+        (["demo", "--model", "/no/such.gguf"], "there is no model file /no/such.gguf"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"trio-admission: {sentence}\n")
+
+
+def test_a_mistake_in_the_environment_is_named_as_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRIO_ADMISSION_SLOTS", "many")
+    assert cli.main(["serve", "--upstream", "http://h"]) == 1
+    assert "TRIO_ADMISSION_SLOTS must be a number, not 'many'" in capsys.readouterr().err
+
+
+async def test_an_address_that_is_taken_is_one_sentence() -> None:
+    with trio.socket.socket() as taken:
+        await taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        done = await trio.run_process(
+            [
+                sys.executable,
+                "-m",
+                "trio_admission_web",
+                "serve",
+                "--upstream",
+                "http://h",
+                "--port",
+                str(port),
+            ],
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.decode().splitlines() == [
+        f"trio-admission: cannot listen on http://127.0.0.1:{port}: Address already in use"
+    ]
+
+
+@pytest.mark.parametrize(("command", "extra"), [("serve", "web"), ("demo", "web,demo")])
+def test_a_missing_extra_is_named(
+    command: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "quart" else object())
+    assert cli.main([command]) == 1
+    said = capsys.readouterr().err
+    assert f"pip install 'trio-admission[{extra}]' (missing: quart)" in said
+
+
+def test_the_command_itself_needs_nothing_of_the_extra() -> None:
+    probe = (
+        "import sys; from trio_admission_web import cli; "
+        "print([m for m in ('quart', 'hypercorn', 'httpcore2', 'h11') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,189 @@
+"""Addresses, methods, ids and errors."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.gateway import CHAT, call, chat, connect, gateway
+from trio_admission.testing.fake_llama_server import FakeLlamaServer, Raw
+from trio_admission_web.routes import ADMITTED, NOT_ADMITTED
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+
+async def test_the_models_pass_through_while_all_slots_are_busy(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(total_slots=1, words=100, interval=1.0)
+    async with gateway(server) as app, trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: call(app, CHAT, chat(), leave_after=5.0))
+        await wait_all_tasks_blocked()
+        listed = await call(app, "/v1/models?x=1", method="GET")
+        assert (listed.status, listed.seconds) == (200, 0)
+        assert listed.json["data"][0]["id"] == "fake-model"
+        assert server.requests[-1].target == "/v1/models?x=1"
+        for path in ("/health", "/ready", "/admission"):
+            light = await call(app, path, method="GET")
+            assert (light.status, light.seconds) == (200, 0)
+
+
+async def test_what_the_backend_says_to_a_light_request_passes_untouched(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(api_key="up-SECRET")
+    async with gateway(server) as app:  # without the key
+        reply = await call(app, "/v1/models", method="GET", headers={"Authorization": "Bearer up-SECRET"})
+    assert reply.status == 401
+    assert reply.error["message"] == "Invalid API Key"
+
+
+async def test_a_light_request_tells_of_a_backend_that_is_away(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer()
+    async with gateway(server) as app:
+        server.crash()
+        reply = await call(app, "/v1/models", method="GET")
+    assert (reply.status, reply.error["code"]) == (502, "bad_gateway")
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/chat/completions/", "/v1/nothing", "/admission/requests/", "/../health"]
+)
+async def test_every_other_address_is_not_found_in_json(autojump_clock: MockClock, path: str) -> None:
+    server = FakeLlamaServer()
+    async with gateway(server) as app:
+        for method in ("GET", "POST", "DELETE"):
+            reply = await call(app, path, method=method)
+            assert (reply.status, reply.headers["content-type"]) == (404, "application/json")
+            assert reply.error["type"] == "not_found_error"
+            assert reply.json["request_id"] == reply.headers["x-request-id"]
+    assert [each.path for each in server.requests] == ["/props"]
+
+
+async def test_errors_are_written_in_the_dialect_of_the_address(autojump_clock: MockClock) -> None:
+    async with gateway(FakeLlamaServer()) as app:
+        for path in ADMITTED:
+            reply = await call(app, path, b"{")
+            assert (reply.status, reply.error["code"]) == (400, "invalid_request")
+            assert reply.json.get("type") == ("error" if path == "/v1/messages" else None)
+
+
+async def test_a_wrong_method_is_told_the_right_ones(autojump_clock: MockClock) -> None:
+    async with gateway(FakeLlamaServer()) as app:
+        for path in ADMITTED:
+            reply = await call(app, path, method="GET")
+            assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
+            assert set(reply.headers["allow"].split(", ")) == {"POST", "OPTIONS"}
+        for path, method in NOT_ADMITTED.items():
+            reply = await call(app, path, method="PUT")
+            assert (reply.status, method in reply.headers["allow"]) == (405, True)
+
+
+async def test_head_and_options_are_answered_without_the_backend(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer()
+    async with gateway(server) as app:
+        assert (await call(app, "/health", method="HEAD")).status == 200
+        options = await call(app, CHAT, method="OPTIONS")
+        assert (options.status, options.body) == (200, b"")
+        assert set(options.headers["allow"].split(", ")) == {"POST", "OPTIONS"}
+    assert server.total == 0
+
+
+@pytest.mark.parametrize("given", ["a", "req_1.2:3-4", "x" * 128])
+async def test_a_sane_request_id_is_kept(autojump_clock: MockClock, given: str) -> None:
+    async with gateway(FakeLlamaServer()) as app:
+        reply = await call(app, "/health", method="GET", headers={"X-Request-Id": given})
+    assert reply.headers["x-request-id"] == given
+
+
+@pytest.mark.parametrize(
+    "given", ["", "x" * 129, "a\tb", "a b", "%0d%0aX: y", '"} {"level"', "\x1b[31m", "\xe4"]
+)
+async def test_any_other_request_id_is_replaced(autojump_clock: MockClock, given: str) -> None:
+    async with gateway(FakeLlamaServer()) as app:
+        first, second = [
+            await call(app, "/health", method="GET", headers={"X-Request-Id": given}) for _ in range(2)
+        ]
+    assert re.fullmatch(r"[0-9a-f]{32}", first.headers["x-request-id"])
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+
+
+async def test_a_body_that_is_too_large_is_refused(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer()
+    async with gateway(server, max_body=1000) as app:
+        reply = await call(app, CHAT, b" " * 1001)
+        assert (reply.status, reply.error["code"], reply.error["limit"]) == (413, "request_too_large", 1000)
+        assert (await call(app, CHAT, chat(padding="x" * 800))).status == 200
+    assert server.total == 1
+
+
+async def test_a_body_that_does_not_come_in_time_is_refused(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer()
+    async with gateway(server, body_deadline=4.0) as app, connect(app) as client:
+        start = trio.current_time()
+        await client.send(b"{")
+        assert b'"request_timeout"' in await client.receive()
+        assert (client.status_code, trio.current_time() - start) == (408, 4.0)
+        await client.disconnect()
+    assert server.total == 0
+
+
+async def test_a_large_body_arrives_as_it_was_sent(autojump_clock: MockClock) -> None:
+    picture = "data:image/png;base64," + "A" * (17 * 2**20)
+    body = chat(images=[picture])
+    server = FakeLlamaServer()
+    async with gateway(server) as app:
+        assert (await call(app, CHAT, {**body, "stream": True})).status == 200
+        assert len(server.generations[0].body) > 17 * 2**20
+
+
+async def test_the_content_type_of_a_request_does_not_matter(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer()
+    async with gateway(server) as app:
+        for given in ("text/plain", "APPLICATION/JSON", "application/json; charset=utf-16"):
+            assert (await call(app, CHAT, chat(), headers={"Content-Type": given})).status == 200
+        assert (await call(app, CHAT, chat())).status == 200
+    assert [each.header("content-type") for each in server.generations] == [
+        "text/plain",
+        "APPLICATION/JSON",
+        "application/json; charset=utf-16",
+        "application/json",
+    ]
+
+
+async def test_a_fault_of_the_gateway_is_an_error_like_any_other(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway(FakeLlamaServer()) as app:
+        monkeypatch.setattr(app.gateway.backend.upstream, "open", None)
+        reply = await call(app, CHAT, chat())
+        streamed = await call(app, CHAT, chat(stream=True))
+    for each in (reply, streamed):
+        assert (each.status, each.error["code"]) == (500, "internal_error")
+    assert "a fault of the gateway" in caplog.text
+
+
+async def test_secrets_of_neither_side_reach_the_other(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {
+        "Authorization": "Bearer gw-SECRET1",
+        "X-Api-Key": "gw-SECRET2",
+        "Api-Key": "gw-SECRET3",
+        "Cookie": "session=gw-SECRET4",
+        "Proxy-Authorization": "Basic gw-SECRET5",
+    }
+    caplog.set_level(0)
+    server = FakeLlamaServer(api_key="up-SECRET")
+    async with gateway(server, upstream_api_key="up-SECRET") as app:
+        server.script(Raw.answer(400, {"error": {"code": 400, "message": "no"}}))
+        replies = [await call(app, CHAT, chat(), headers=headers) for _ in range(2)]
+        replies += [
+            await call(app, path, method="GET", headers=headers) for path in ("/v1/models", "/admission")
+        ]
+    assert [each.status for each in replies] == [400, 200, 200, 200]
+    assert all(each.header("authorization") == "Bearer up-SECRET" for each in server.requests)
+    assert not any(b"gw-SECRET" in each.head for each in server.requests)
+    assert "SECRET" not in caplog.text
+    assert not any(b"SECRET" in each.body or "SECRET" in str(each.headers) for each in replies)
