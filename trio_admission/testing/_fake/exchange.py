@@ -78,7 +78,6 @@ class Exchange:
             else:
                 with trio.move_on_after(step):
                     await self.wire.gone.wait()
-                    self.keep = False
                     return
 
     def _head(self, status: int, headers: list[tuple[str, str]]) -> bytes:
