@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 
-from trio_admission import AdmissionError
+from trio_admission import AdmissionError, LeaseState
 from trio_admission.testing import until
 
 if TYPE_CHECKING:
@@ -162,6 +162,8 @@ class _Holding:
     visitor: Visitor
 
     def __enter__(self) -> None:
+        assert self.visitor.lease is not None
+        assert self.visitor.lease.state is not LeaseState.ENDED, "went on without a lease"
         self.house.holding.add(self.visitor)
         self.house.served.append(self.visitor.name)
         self.house.most = max(self.house.most, len(self.house.holding))

@@ -293,6 +293,7 @@ async def test_suspensions_nest_and_overlap(make_pool: MakePool) -> None:
         waiting = await house.arrive("waiting")
         outer.__exit__(None, None, None)
         assert waiting.waits
+        assert pool.statistics().free == 0
         with pytest.raises(ValueError, match="in the block"), pool.suspended("restarting"):
             inner.__exit__(None, None, None)
             assert waiting.waits
