@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from quart import request
 from trio.testing import wait_all_tasks_blocked
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
 
-from tests.support.serving import Server, add_views, post, serving
+from tests.support.serving import Server, add_views, post, serving, tasks, until
 from trio_admission_web.serving.app import ServingApp
 from trio_admission_web.serving.body import BoundedBody
+from trio_admission_web.serving.connection import request_scope
 
 if TYPE_CHECKING:
     from quart.typing import ResponseReturnValue
@@ -95,6 +98,31 @@ async def test_a_body_that_nobody_reads_takes_no_more_memory_than_the_limit() ->
             await client.send(CHUNK)
         await wait_all_tasks_blocked(0.01)
         assert resident() - before < 10 * MIB
+
+
+async def test_a_request_that_fails_does_not_strand_the_client_that_is_still_sending() -> None:
+    app = app_with()
+
+    @app.post("/fail")
+    async def fail() -> str:
+        request_scope(request).nursery.start_soon(crash)
+        try:
+            await trio.sleep_forever()
+            return ""
+        finally:  # nobody takes the body any more, and Hypercorn's queue of it fills up
+            with trio.CancelScope(shield=True):
+                await trio.sleep(0.2)
+
+    async def crash() -> None:
+        raise RuntimeError
+
+    async with serving(app) as server:
+        before = tasks()
+        async with server.client(post("/fail", CHUNKED)) as client:
+            with trio.fail_after(3), suppress(trio.BrokenResourceError):
+                while True:
+                    await client.send(CHUNK)
+        await until(lambda: tasks() == before)
 
 
 async def test_a_refused_client_that_goes_on_sending_still_gets_its_answer() -> None:

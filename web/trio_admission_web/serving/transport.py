@@ -6,8 +6,8 @@ What Hypercorn 0.18 does wrong, and what is done about it here:
   keeps it inside.
 * A write is shielded from cancellation and has no deadline, so a client that stops reading keeps its handler
   for as long as it likes, shutdown included. `_write` has one, and the end of the reader ends the writers.
-* Whoever feeds a request's messages to an application that has failed waits for ever. `RequestTasks` ends
-  that wait.
+* The reader, once the queue of an application is full that has failed without reading it, waits for ever.
+  `RequestTasks` ends that wait.
 * An answer that is given before its request has come in is followed by a reset, which may destroy the answer.
   `HangUp` closes in the order that HTTP asks for.
 * After a client has closed an idle connection, its socket stays open until the idle timer runs out.
@@ -87,8 +87,8 @@ class Transport(TCPServer):
     async def _write(self, data: bytes) -> None:
         """Send `data` whole or drop the connection.
 
-        Blocks while the client does not read, for at most `WRITE_TIMEOUT` a piece. Cancellation waits until then:
-        half a frame would spoil all that follows.
+        Blocks while the client does not read, for at most `WRITE_TIMEOUT` a piece. Cancellation waits until
+        then: half a frame would spoil all that follows.
         """
         sent = self._send_now(data)
         if sent < len(data) and not await self._send_in_time(memoryview(data)[sent:]):
