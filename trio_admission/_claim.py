@@ -12,7 +12,7 @@ from ._states import WAITING, LeaseState
 if TYPE_CHECKING:
     from ._budget import IssuedTicket
     from ._errors import AdmissionError
-    from ._line import Flow
+    from ._fair import Flow
 
 
 class Wake(Protocol):
@@ -28,12 +28,35 @@ class Wake(Protocol):
 class Claim:
     """What one reservation asked for, where it stands and what it holds."""
 
-    # Slots, since a claim is made and read on the way of every request.
-    __slots__ = (
-        "_children", "account", "borrower", "came_with", "charge", "cost", "cut_by", "deadline", "flow",
-        "granted", "id", "lender", "max_wait", "open", "parent", "preferred", "priority", "refusal",
-        "refused", "since", "slots", "state", "ticket", "token", "unparking", "wake", "watched", "weight",
-    )  # fmt: skip
+    # Most of these are seldom set, so they are the class's: a claim is made on the way of every request.
+
+    preferred: tuple[int, ...] = ()  # a return prefers the ids that it had
+    token: str | None = None  # of a resume ticket
+    parent: Claim | None = None
+
+    id = 0  # counted from 1 on arrival
+    state: LeaseState = WAITING
+    since = 0.0  # when it joined its line; once granted, when it was granted
+    deadline = math.inf  # of its first wait
+    watched = False  # its deadline is in the core's list of those that no task waits for
+    wake: Wake | None = None  # set while a task waits
+    refusal: AdmissionError | None = None  # why it ended without a grant
+
+    granted = False  # it was granted once
+    slots: tuple[int, ...] = ()
+    charge: Cost | None = None  # what the pool's sums carry for it
+    share = 0.0  # which part of the pool that was when it was granted; 0 = it is lent
+    account: Flow | None = None  # the flow that it holds for, where several share the pool
+    open = False  # admitted with control off: holds nothing
+
+    refused = False  # its park keeps the slot
+    unparking = False  # its return leads into `unparked()`
+    cut_by: BaseException | None = None  # what cut the park that lost it
+    lender: Claim | None = None  # whose slots it borrows
+    borrower: Claim | None = None  # who borrows its slots
+    _children: OrderedDict[Claim, None] | None = None
+    ticket: IssuedTicket | None = None  # the resume ticket that it issued
+    came_with: IssuedTicket | None = None  # the resume ticket that it used
 
     def __init__(
         self,
@@ -43,37 +66,15 @@ class Claim:
         priority: int = 0,
         max_wait: float | None = None,
     ) -> None:
+        if not 0 < weight < math.inf:
+            raise ValueError(f"weight must be above 0, not {weight!r}")
+        if max_wait is not None and not max_wait >= 0:
+            raise ValueError(f"max_wait must be None or at least 0 seconds, not {max_wait!r}")
         self.cost = cost
         self.flow = flow
         self.weight = weight
         self.priority = priority
         self.max_wait = max_wait
-        self.preferred: tuple[int, ...] = ()  # a return prefers the ids that it had
-        self.token: str | None = None  # of a resume ticket
-        self.parent: Claim | None = None
-
-        self.id = 0  # counted from 1 on arrival
-        self.state: LeaseState = WAITING
-        self.since = 0.0  # when it joined its line; once granted, when it was granted
-        self.deadline = math.inf  # of its first wait
-        self.watched = False  # its deadline is in the core's list of those that no task waits for
-        self.wake: Wake | None = None  # set while a task waits
-        self.refusal: AdmissionError | None = None  # why it ended without a grant
-
-        self.granted = False  # it was granted once
-        self.slots: tuple[int, ...] = ()
-        self.charge: Cost | None = None  # what the pool's sums carry for it
-        self.account: Flow | None = None  # the flow that it was charged to, while it holds
-        self.open = False  # admitted with control off: holds nothing
-
-        self.refused = False  # its park keeps the slot
-        self.unparking = False  # its return leads into `unparked()`
-        self.cut_by: BaseException | None = None  # what cut the park that lost it
-        self.lender: Claim | None = None  # whose slots it borrows
-        self.borrower: Claim | None = None  # who borrows its slots
-        self._children: OrderedDict[Claim, None] | None = None
-        self.ticket: IssuedTicket | None = None  # the resume ticket that it issued
-        self.came_with: IssuedTicket | None = None  # the resume ticket that it used
 
     @property
     def children(self) -> OrderedDict[Claim, None]:

@@ -8,6 +8,8 @@ from ._records import Cost
 from ._slots import SlotIds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ._claim import Claim
 
 
@@ -25,32 +27,43 @@ class Holdings:
         self.tokens = 0
         self.alone: Claim | None = None
 
+    def share(self, cost: Cost) -> float:
+        """Return which part of the pool a cost takes, by slots or tokens, whichever is more.
+
+        A part above 1 is larger than the pool.
+        """
+        by_slots = cost.slots / self.ids.size
+        return by_slots if self.kv_tokens is None else max(by_slots, cost.tokens / self.kv_tokens)
+
+    def charge_for(self, cost: Cost) -> Cost | None:
+        """Return what ``cost`` would be charged if it were granted now; None = it does not fit."""
+        size, limit = self.ids.size, self.kv_tokens
+        if cost.slots > size or (limit is not None and cost.tokens > limit):
+            whole = Cost(size, cost.tokens if limit is None else limit)
+            return None if self.slots or self.tokens else whole
+        if self.alone is not None or self.slots + cost.slots > size:
+            return None
+        return None if limit is not None and self.tokens + cost.tokens > limit else cost
+
     def fits(self, cost: Cost) -> bool:
         """Say whether ``cost`` could be granted now."""
-        if self.alone is not None:
-            return False
-        if self._larger(cost):
-            return not self.slots and not self.tokens
-        return self.slots + cost.slots <= self.ids.size and (
-            self.kv_tokens is None or self.tokens + cost.tokens <= self.kv_tokens
-        )
+        return self.charge_for(cost) is not None
 
     def take(self, claim: Claim) -> bool:
         """Charge the claim its cost and give it slot ids if it fits, and say whether it did."""
-        cost, size = claim.cost, self.ids.size
-        if not self.fits(cost):
+        charge = self.charge_for(claim.cost)
+        if charge is None:
             return False
-        wanted = cost.slots
-        if wanted > size or (self.kv_tokens is not None and cost.tokens > self.kv_tokens):
+        if charge is not claim.cost:
             self.alone = claim
-            cost = Cost(size, cost.tokens if self.kv_tokens is None else self.kv_tokens)
-        claim.charge = cost
-        self.slots += cost.slots
-        self.tokens += cost.tokens
-        claim.slots = self.ids.take(min(size, wanted), claim.preferred)
+        claim.charge = charge
+        claim.share = charge.slots / self.ids.size if self.kv_tokens is None else self.share(charge)
+        self.slots += charge.slots
+        self.tokens += charge.tokens
+        claim.slots = self.ids.take(min(claim.cost.slots, self.ids.size), claim.preferred)
         return True
 
-    def give_back(self, claim: Claim, slots: tuple[int, ...], left_by: object) -> None:
+    def give_back(self, claim: Claim, slots: Iterable[int], left_by: object) -> None:
         """Take back what the claim was charged. Its ids stay warm if ``left_by`` may come back to them."""
         charge, claim.charge = claim.charge, None
         assert charge is not None
@@ -70,7 +83,7 @@ class Holdings:
         """Change a holder's cost where it stands, and say whether that fits. Its slots stay the same."""
         if cost == claim.cost:
             return True
-        if cost.slots != claim.cost.slots or self.alone is not None or self._larger(cost):
+        if cost.slots != claim.cost.slots or self.alone is not None or self.share(cost) > 1:
             return False
         charge = claim.charge  # not always its cost: a child may have it from its parent
         assert charge is not None
@@ -80,14 +93,6 @@ class Holdings:
         claim.cost, claim.charge = cost, Cost(charge.slots, cost.tokens)
         self.tokens = tokens
         return True
-
-    def share(self, claim: Claim) -> float:
-        """Return which part of the pool the claim takes, by slots or by tokens, whichever is more."""
-        cost = claim.cost
-        share = cost.slots / self.ids.size
-        if self.kv_tokens is not None:
-            share = max(share, cost.tokens / self.kv_tokens)
-        return min(1.0, share)
 
     def check(self, holders: list[Claim]) -> None:
         """Assert that the sums are the sums, and that no id has two holders."""
@@ -100,6 +105,3 @@ class Holdings:
         if self.alone is not None:
             assert self.alone in holders, "the claim that runs alone holds nothing"
             assert charges == [self.alone.charge], f"somebody joined the claim that runs alone: {holders}"
-
-    def _larger(self, cost: Cost) -> bool:
-        return cost.slots > self.ids.size or (self.kv_tokens is not None and cost.tokens > self.kv_tokens)

@@ -10,7 +10,8 @@ import math
 from typing import TYPE_CHECKING, Final, final
 
 import trio
-from trio.lowlevel import enable_ki_protection
+from trio import CancelScope
+from trio.lowlevel import checkpoint, current_trio_token, enable_ki_protection
 
 from ._errors import LeaseLost
 from ._states import ENDED, HELD_AGAIN, PARKED, RETURNING, LeaseState, Move, require
@@ -50,11 +51,12 @@ class Waits:
 
     def arrive(self, claim: Claim) -> None:
         """Let the claim arrive, once, in the Trio run that uses the pool."""
-        run = trio.lowlevel.current_trio_token()
+        run = current_trio_token()
         if run is not self.run:
             if self.run is not None and not self.core.idle:
                 raise RuntimeError("the pool is in use in another Trio run")
             self.run = run
+            self.core.now = trio.lowlevel.current_clock().current_time
             self.core.forget_tickets()  # their times are of another clock
             self._spare.clear()
             self._enter_run()
@@ -144,6 +146,7 @@ class Arrival:
     Its cancel scope is what stops the rest of the block when a park loses the lease.
     """
 
+    __slots__ = ("_claim", "_scope", "_waits")
     _scope: trio.CancelScope
 
     def __init__(self, waits: Waits, claim: Claim) -> None:
@@ -186,20 +189,22 @@ class Arrival:
 class Lease(Arrival):
     """The right to generate, for the length of the scope that gave it."""
 
+    __slots__ = ()
+
     @enable_ki_protection
     async def __aenter__(self) -> Lease:
         waits, claim = self._waits, self._claim
         waits.arrive(claim)
         try:
             if claim.granted:
-                await trio.lowlevel.checkpoint()
+                await checkpoint()
             else:
                 await self._wait()
         except BaseException:
             waits.core.leave(claim)
             raise
-        self._scope = trio.CancelScope()
-        self._scope.__enter__()
+        self._scope = scope = CancelScope()
+        scope.__enter__()
         return self
 
     def __repr__(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
 
 import trio
@@ -130,7 +129,9 @@ class SlotPool:
             PoolClosed: on entry, if the pool is closed, or is closed during the wait.
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
-        claim = self._claim(cost, flow, weight, priority, max_wait)
+        if max_wait is FROM_CONFIG:
+            max_wait = self._core.config.max_wait
+        claim = Claim(cost, flow, weight, priority, max_wait)
         if prefer_slot is not None or ticket is not None or parent is not None:
             self._extend(claim, prefer_slot, ticket, parent)
         return Lease(self._waits, claim)
@@ -157,7 +158,9 @@ class SlotPool:
             PoolClosed: on entry, if the pool is closed.
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
-        claim = self._claim(cost, flow, weight, priority, max_wait)
+        if max_wait is FROM_CONFIG:
+            max_wait = self._core.config.max_wait
+        claim = Claim(cost, flow, weight, priority, max_wait)
         if prefer_slot is not None or ticket is not None or parent is not None:
             self._extend(claim, prefer_slot, ticket, parent)
         return Reservation(self._waits, claim)
@@ -225,15 +228,6 @@ class SlotPool:
             ValueError: if it is not there, for example since it has raised.
         """
         self._core.announcer.instruments.remove(instrument)
-
-    def _claim(self, cost: Cost, flow: str, weight: float, priority: int, max_wait: MaxWait) -> Claim:
-        if not 0 < weight < math.inf:
-            raise ValueError(f"weight must be above 0, not {weight!r}")
-        if max_wait is FROM_CONFIG:
-            max_wait = self._core.config.max_wait
-        elif max_wait is not None and not max_wait >= 0:
-            raise ValueError(f"max_wait must be None or at least 0 seconds, not {max_wait!r}")
-        return Claim(cost, flow, weight, priority, max_wait)
 
     def _extend(
         self, claim: Claim, prefer_slot: int | None, ticket: ResumeTicket | str | None, parent: Lease | None
