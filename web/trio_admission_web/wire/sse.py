@@ -58,7 +58,7 @@ class EventScanner:
             return b""
         complete = bytes(self._tail[:end])
         del self._tail[:end]
-        self._ended_in_cr = complete.endswith(b"\r")
+        self._ended_in_cr = not self._tail and complete.endswith(b"\r")
         return complete
 
 
