@@ -1,0 +1,201 @@
+"""Tools: what a model is told of a function, what may be passed to it, and how a call may end."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import pytest
+import trio
+
+from trio_admission_web.tools import Tool, ToolError, ToolLoadError, load_tools, tool
+from trio_admission_web.tools.builtin import calculate, current_time
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+
+@tool(timeout=5, concurrency=1)
+async def book(  # noqa: D417 - not every argument needs a word
+    city: Annotated[str, {"maxLength": 10}],
+    nights: Annotated[int, {"minimum": 1}] = 1,
+    class_: Literal["low", "high"] | None = None,
+    guests: list[str] | None = None,
+    extras: dict[str, float] | None = None,
+) -> dict[str, Any]:
+    """Book a room
+    in a city.
+
+    Args:
+        city: Where,
+            by name.
+        nights: For how long.
+
+    Returns:
+        Not told.
+    """
+    await trio.sleep(3)
+    return {"city": city, "nights": nights}
+
+
+def test_a_function_is_described_by_its_annotations_and_docstring() -> None:
+    assert (book.name, book.description) == ("book", "Book a room in a city.")
+    assert book.schema["required"] == ["city"]
+    assert book.schema["properties"]["city"] == {
+        "type": "string", "maxLength": 10, "description": "Where, by name."
+    }  # fmt: skip
+    assert book.schema["properties"]["nights"]["description"] == "For how long."
+    assert book.schema["properties"]["class_"] == {"anyOf": [{"enum": ["low", "high"]}, {"type": "null"}]}
+    assert book.schema["properties"]["guests"]["anyOf"][0] == {"type": "array", "items": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({}, "arguments.city is missing"),
+        ([], "arguments must be an object"),
+        ({"city": 3}, "arguments.city must be a string"),
+        ({"city": "Constantinople"}, "arguments.city must be at most 10 characters long"),
+        ({"city": "Rome", "nights": 0}, "arguments.nights must be at least 1"),
+        ({"city": "Rome", "nights": True}, "arguments.nights must be an integer"),
+        ({"city": "Rome", "nights": 1.5}, "arguments.nights must be an integer"),
+        ({"city": "Rome", "class_": "mid"}, "arguments.class_ must be 'low' or 'high' or null"),
+        ({"city": "Rome", "guests": [1]}, "arguments.guests must be an array or null"),
+        ({"city": "Rome", "extras": {"x": "y"}}, "arguments.extras must be an object or null"),
+        ({"city": "Rome", "color": "red"}, "arguments.color is not an argument"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(arguments: object, complaint: str) -> None:
+    with pytest.raises(ToolError) as caught:
+        book.check(arguments)
+    assert str(caught.value) == complaint + "."
+
+
+def test_arguments_that_fit_are_taken() -> None:
+    arguments = {"city": "Rome", "guests": ["A"], "extras": {"bed": 1}, "class_": None}
+    assert book.check(arguments) is arguments
+
+
+def test_a_function_that_cannot_be_described_is_refused() -> None:
+    def bare(x) -> None: ...  # type: ignore[no-untyped-def]  # noqa: ANN001
+
+    def strange(x: bytes) -> None: ...
+
+    def many(*x: int) -> None: ...
+
+    for function in (bare, strange, many):
+        with pytest.raises(TypeError, match=f"{function.__name__}: x "):
+            tool(function)
+
+
+async def test_a_result_is_text_or_json(autojump_clock: MockClock) -> None:
+    assert await book.call({"city": "Köln"}) == '{"city": "Köln", "nights": 1}'
+
+
+async def test_calls_beyond_the_limit_wait_within_their_timeout(autojump_clock: MockClock) -> None:
+    results = []
+
+    async def one() -> None:
+        try:
+            results.append(await book.call({"city": "Rome"}))
+        except ToolError as error:
+            results.append(str(error))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(one)
+    assert results == ['{"city": "Rome", "nights": 1}', "book gave no result within 5 s."]
+    assert trio.current_time() == 5
+
+
+async def test_a_function_without_await_runs_in_a_thread() -> None:
+    @tool
+    def where() -> str:
+        """Tell the thread."""
+        return threading.current_thread().name
+
+    assert await where.call({}) != threading.current_thread().name
+
+
+async def test_what_a_tool_raises_is_not_told_to_the_model() -> None:
+    @tool
+    async def secret() -> object:
+        """Fail."""
+        raise OSError("/etc/secret")
+
+    @tool
+    async def odd() -> object:
+        """Return what is no JSON."""
+        return object()
+
+    for each in (secret, odd):
+        with pytest.raises(ToolError, match=rf"\A{each.name} failed\.\Z"):
+            await each.call({})
+
+
+@pytest.mark.parametrize(
+    ("own", "wish", "asks"),
+    [
+        ("always", "never", True), ("always", "auto", True), ("always", "always", True),
+        ("auto", "never", False), ("auto", "auto", True), ("auto", "always", True),
+        ("never", "never", False), ("never", "auto", False), ("never", "always", True),
+    ],
+)  # fmt: skip
+def test_who_wants_an_approval_gets_one(own: Any, wish: Any, *, asks: bool) -> None:
+    assert tool(approval=own)(book.function).asks(wish) is asks
+
+
+# ---- built in
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("(2 + 3) * 4", "20"),
+        ("7 // 2", "3"),
+        ("-2 ** 2", "-4"),
+        ("1/4", "0.25"),
+        ("2 ** -1", "0.5"),
+        ("7%4", "3"),
+    ],
+)
+async def test_arithmetic_is_worked_out(expression: str, value: str) -> None:
+    assert await calculate.call({"expression": expression}) == value
+
+
+@pytest.mark.parametrize(
+    ("expression", "sentence"),
+    [
+        ("__import__('os')", "is no arithmetic"), ("x", "is no arithmetic"), ("'a' * 9", "is no arithmetic"),
+        ("True + 1", "is no arithmetic"), ("(-8) ** 0.5", "is no arithmetic"), ("", "is no arithmetic"),
+        ("(" * 199, "is no arithmetic"), ("1 / 0", "divides by zero"), ("9 ** 9 ** 9", "too large"),
+        ("10 ** 99 * 100", "too large"), ("9" * 120, "too large"), ("1e308 * 10", "too large"),
+    ],
+)  # fmt: skip
+async def test_nothing_else_is(expression: str, sentence: str) -> None:
+    with pytest.raises(ToolError, match=sentence):
+        await calculate.call({"expression": expression})
+
+
+async def test_the_time_is_told_in_a_zone() -> None:
+    assert (await current_time.call({"timezone": "UTC"})).endswith("+0000")
+    for zone in ("Nowhere/Land", "../etc", "", "/etc/passwd"):
+        with pytest.raises(ToolError, match="no time zone"):
+            await current_time.call({"timezone": zone})
+
+
+# ---- where they come from
+
+
+def test_tools_are_found_by_module_and_attribute() -> None:
+    tools = load_tools([f"{__name__}:book"])
+    assert set(tools) >= {"book", "calculate", "current_time"}
+    assert isinstance(tools["book"], Tool)
+
+
+@pytest.mark.parametrize(
+    "place", ["no.such.module:x", f"{__name__}:nothing", f"{__name__}:pytest", "", "json"]
+)
+def test_what_is_no_tool_is_named(place: str) -> None:
+    with pytest.raises(ToolLoadError, match=repr(place)):
+        load_tools([place])

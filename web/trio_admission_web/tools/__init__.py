@@ -1,0 +1,4 @@
+"""Server-side tools: Python functions that the gateway runs when a model calls them."""
+
+from .loading import ToolLoadError as ToolLoadError, load_tools as load_tools
+from .tool import Approval as Approval, Tool as Tool, ToolError as ToolError, tool as tool

@@ -1,0 +1,48 @@
+"""Where tools come from: built in, installed packages, configuration."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Final
+
+from .builtin import calculate, current_time
+from .tool import Tool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+GROUP: Final = "trio_admission.tools"
+
+
+class ToolLoadError(Exception):
+    """Raised when a tool cannot be had; the text is one sentence for the operator."""
+
+
+def load_tools(places: Iterable[str] = ()) -> dict[str, Tool]:
+    """Return all tools by name: the built-in ones, those of installed packages, and those at ``places``.
+
+    Of one name the latest in this order counts. Packages give tools as entry points of the group
+    ``trio_admission.tools``.
+
+    Args:
+        places: Each ``module:attribute``, imported now.
+
+    Raises:
+        ToolLoadError: Something cannot be imported, or is no `Tool`.
+    """
+    tools = [current_time, calculate]
+    tools.extend(_load(point.value) for point in entry_points(group=GROUP))
+    tools += [_load(place) for place in places]
+    return {each.name: each for each in tools}
+
+
+def _load(place: str) -> Tool:
+    module, _, attribute = place.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except Exception as error:  # whatever an import may raise
+        raise ToolLoadError(f"the tool {place!r} cannot be loaded: {error}") from error
+    if not isinstance(found, Tool):
+        raise ToolLoadError(f"{place!r} is not a tool: decorate the function with @tool")
+    return found
