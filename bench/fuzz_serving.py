@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 CLIENTS = 20
+PATIENCE = 40.0  # seconds; longer than any deadline of the server
 
 
 HTTP2_PREFACE = (
@@ -183,24 +184,39 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}({str(error)[:80]!r}) at {places}"
 
 
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def waits(task: trio.lowlevel.Task) -> str:
-    """Return the innermost places, outside of Trio, where `task` waits."""
-    frames = [frame for frame, _ in task.iter_await_frames() if "/trio/" not in frame.f_code.co_filename]
-    return " > ".join(
-        f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" for frame in frames[-4:]
-    )
-
-
 def descendants(task: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
     """Yield `task` and all tasks below it."""
     yield task
     for nursery in task.child_nurseries:
         for child in nursery.child_tasks:
             yield from descendants(child)
+
+
+def where(task: trio.lowlevel.Task) -> str:
+    """Return the name of `task` and the innermost places, outside of Trio, where it waits."""
+    frames = [frame for frame, _ in task.iter_await_frames() if "/trio/_" not in frame.f_code.co_filename]
+    places = [f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" for frame in frames[-4:]]
+    return f"{task.name.rsplit('.')[-1]} at {' > '.join(places)}"
+
+
+def leftovers() -> tuple[int, set[trio.lowlevel.Task]]:
+    """Return the number of open descriptors, and the living tasks."""
+    root = trio.lowlevel.current_root_task()
+    assert root is not None
+    return len(os.listdir("/proc/self/fd")), set(descendants(root))
+
+
+async def settle(before: tuple[int, set[trio.lowlevel.Task]]) -> tuple[int, list[str]]:
+    """Wait until all is as `before`, for at most `PATIENCE`, and return what is left over."""
+    started = trio.current_time()
+    while True:
+        descriptors, tasks = leftovers()
+        left = descriptors - before[0], [where(task) for task in tasks - before[1]]
+        seconds = trio.current_time() - started
+        if left == (0, []) or seconds > PATIENCE:
+            print(f"waited {seconds:.1f} s for what was left to end")
+            return left
+        await trio.sleep(0.2)
 
 
 async def fuzz(app: QuartTrio, requests: int, seed: int, failures: Failures) -> bool:
@@ -229,23 +245,20 @@ async def fuzz(app: QuartTrio, requests: int, seed: int, failures: Failures) -> 
             binds = await nursery.start(partial(serve, app, config, shutdown_trigger=stop.wait))
             port = int(binds[0].rsplit(":", 1)[1])
             await wait_all_tasks_blocked()
-            root = trio.lowlevel.current_root_task()
-            assert root is not None
-            descriptors, tasks = open_descriptors(), set(descendants(root))
+            before = leftovers()
             async with trio.open_nursery() as clients:
                 for _ in range(CLIENTS):
                     clients.start_soon(client, port)
-            await trio.sleep(3)  # longer than the idle timer and the linger
-            places = {task: waits(task) for task in descendants(root)}
-            descriptors, tasks = open_descriptors() - descriptors, set(descendants(root)) - tasks
+            left = await settle(before)
             stop.set()
     except Exception as error:  # noqa: BLE001 - what left the server is the finding
         print(f"the server DIED after {sent} requests: {describe(error)}")
         return False
+    descriptors, tasks = left
     print(f"{sent} requests; leaked descriptors {descriptors}, leaked tasks {len(tasks)}")
-    for task in tasks:
-        print(f"       {task.name.rsplit('.')[-1]} at {places[task]}")
-    return descriptors <= 0 and not tasks
+    for place in tasks:
+        print(f"       {place}")
+    return not descriptors and not tasks
 
 
 def main() -> int:
