@@ -115,14 +115,13 @@ async def test_every_decision_leaves_a_line_in_the_log(
 ) -> None:
     caplog.set_level(logging.INFO)
     book = Approvals(ttl=5)
-    with book.asked(move, {"x": 1}, request="r1", flow="a") as one:
+    with book.asked(move, {"x": 1}, request="r", flow="a") as one:
         book.decide(one.id, ALLOW | {"arguments": {"x": 2}}, flow="a")
-    with book.asked(move, {"x": 1}, request="r2", flow="a") as other:
+    with book.asked(move, {"x": 1}, request="q", flow="a") as other:
         await other.decision()
     assert caplog.messages == [
-        f"approval {one.id}: request r1, flow 'a', tool move: allow by 'a' with other arguments"
-        " after 0.000 s",
-        f"approval {other.id}: request r2, flow 'a', tool move: expired by None after 5.000 s",
+        f"approval {one.id}: request r, flow 'a', tool move: allow by 'a' with other arguments after 0.000 s",
+        f"approval {other.id}: request q, flow 'a', tool move: expired by None after 5.000 s",
     ]
 
 
