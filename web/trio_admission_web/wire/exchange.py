@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from trio_admission_web.problems import Problem
 
 
@@ -85,3 +88,42 @@ class Exchange(Protocol):
 
     def error_body(self, problem: Problem) -> bytes:
         """The problem as the JSON body of an HTTP error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a tool, complete.
+
+    Args:
+        id: What the backend calls it.
+        name: The tool's name.
+        arguments: The JSON that the model wrote, usually an object; None if it is no JSON.
+        text: The same as the model wrote it.
+    """
+
+    id: str
+    name: str
+    arguments: Any
+    text: str
+
+
+class Conversation(Exchange, Protocol):
+    """An exchange whose answer may take several requests to the backend, with tools run in between.
+
+    When the backend's stream for one round has ended in calls, `calls` has them and `finished` is false. Then
+    `go_on` gives their results, and `upstream_body` is what to send next.
+    """
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """The calls to run now."""
+
+    def go_on(self, results: Sequence[str]) -> None:
+        """Begin the next round.
+
+        Args:
+            results: one for each of `calls`, in their order.
+        """
+
+    def notice(self, facts: Mapping[str, Any]) -> bytes:
+        """One event that tells a client about its tools, and that other clients of the dialect ignore."""

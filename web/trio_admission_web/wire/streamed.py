@@ -54,7 +54,7 @@ class Streamed(ABC):
             raise ProblemError(bad_gateway())
         try:
             return dump(self._assemble())
-        except _FOREIGN:
+        except FOREIGN:
             raise ProblemError(bad_gateway()) from None
 
     def error_body(self, problem: Problem) -> bytes:
@@ -76,7 +76,7 @@ class Streamed(ABC):
 
     @abstractmethod
     def _fold(self, chunk: dict[str, Any]) -> None:
-        """Add the JSON of an event to the answer; may raise any of `_FOREIGN` if it is of another dialect."""
+        """Add the JSON of an event to the answer; may raise any of `FOREIGN` if it is of another dialect."""
 
     @abstractmethod
     def _assemble(self) -> object:
@@ -125,12 +125,12 @@ class Streamed(ABC):
             self.finished = self._is_last(data, chunk)
             if chunk and not self.stream:
                 self._fold(chunk)
-        except _FOREIGN:
+        except FOREIGN:
             return self._fail(bad_gateway(), None)
         return self._pass(event)
 
 
-_FOREIGN = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+FOREIGN = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What reading JSON of another dialect's shape may end in."""
 
 DONE = b"[DONE]"
