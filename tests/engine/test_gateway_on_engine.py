@@ -18,7 +18,7 @@ from tests.support.raw_client import RawClient, data_of, events
 from tests.support.serving import serving, until
 from trio_admission import AdmissionConfig
 from trio_admission_web.app import App, create_app
-from trio_admission_web.settings import Settings
+from trio_admission_web.settings import BackendSettings, Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -51,9 +51,8 @@ class Gateway:
 @asynccontextmanager
 async def gateway_to(engine: RunningEngine, **admission: Any) -> AsyncIterator[Gateway]:
     """Run the gateway; afterwards nothing is held or waits, and the engine is idle."""
-    settings = Settings(
-        upstream=engine.url, upstream_api_key=engine.api_key, admission=AdmissionConfig(**admission)
-    )
+    backend = BackendSettings(url=engine.url, api_key=engine.api_key)
+    settings = Settings(backends=(backend,), admission=AdmissionConfig(**admission))
     app = create_app(settings)
     async with serving(app) as server:
         gateway = Gateway(server.url, app)

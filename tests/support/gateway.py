@@ -12,7 +12,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.upstream import _Network
 from trio_admission_web.app import App, create_app
-from trio_admission_web.settings import Settings
+from trio_admission_web.options import BACKEND
+from trio_admission_web.settings import BackendSettings, Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -24,10 +25,17 @@ UPSTREAM = "http://llama.test"
 CHAT = "/v1/chat/completions"
 
 
+def settings_for(url: str, **settings: Any) -> Settings:
+    """Settings with one backend; those that are a backend's are given to it."""
+    of_backend = {option.name for option in BACKEND} & settings.keys()
+    backend = BackendSettings(url=url, **{name: settings.pop(name) for name in of_backend})
+    return Settings(**{"backends": (backend,), **settings})
+
+
 @asynccontextmanager
 async def gateway(server: FakeLlamaServer, **settings: Any) -> AsyncIterator[App]:
     """Run ``server`` and the gateway in front of it; afterwards nothing may be held, waiting or in flight."""
-    app = create_app(Settings(**{"upstream": UPSTREAM, **settings}), network=_Network(server))
+    app = create_app(settings_for(UPSTREAM, **settings), network=_Network(server))
     async with server, app.test_app():
         await wait_all_tasks_blocked()  # it has asked for its slots
         yield app

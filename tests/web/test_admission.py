@@ -371,7 +371,7 @@ async def test_a_slow_reader_does_not_hold_the_slot(autojump_clock: MockClock) -
 async def test_a_reader_that_takes_nothing_loses_its_stream(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "trio_admission_web.admission")
+    caplog.set_level(logging.INFO, "trio_admission_web.logs")
     endless = Script(tokens=["x" * 2**20] * 100, interval=0.1)
     server = FakeLlamaServer(total_slots=1)
     async with gateway(server, stall_deadline=7.0) as app:

@@ -97,7 +97,7 @@ async def test_slots_are_learned_when_the_server_has_loaded_its_model(autojump_c
         await trio.sleep(40)
         assert await slots(app) == 4
         ready = await call(app, "/ready", method="GET")
-        assert (ready.status, ready.json) == (200, {"status": "ready"})
+        assert (ready.status, ready.json) == (200, {"status": "ready", "backends": {"default": True}})
 
 
 async def test_more_slots_are_used_at_once_by_those_who_wait(autojump_clock: MockClock) -> None:

@@ -125,10 +125,28 @@ async def test_hypercorns_own_command_serves_the_same_application() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["serve"], "--upstream is missing: give the address of the llama-server"),
-        (["serve", "--upstream", "x"], "--upstream must be an address such as http://127.0.0.1:8080"),
-        (["serve", "--upstream", "http://h", "--slots", "0"], "--slots must be at least 1, not 0"),
-        (["serve", "--upstream", "http://h", "--port", "70000"], "--port must be from 0 to 65535, not 70000"),
+        (
+            ["serve"],
+            (
+                "no backend is configured: give the address of a llama-server"
+                " (--upstream URL, TRIO_ADMISSION_UPSTREAM, or url in a table [backends.NAME] of the file)"
+            ),
+        ),
+        (
+            ["serve", "--upstream", "x"],
+            (
+                "--upstream must be an address such as http://127.0.0.1:8080,"
+                " without user, password, query and fragment"
+            ),
+        ),
+        (
+            ["serve", "--upstream", "http://h", "--slots", "0"],
+            "--slots must be a whole number, at least 1, not 0",
+        ),
+        (
+            ["serve", "--upstream", "http://h", "--host", "0.0.0.0"],
+            "--host can be reached by others, so keys must be configured (or say --insecure)",
+        ),
         (["demo", "--model", "/no/such.gguf"], "there is no model file /no/such.gguf"),
     ],
 )
@@ -145,7 +163,7 @@ def test_a_mistake_in_the_environment_is_named_as_it_is_there(
 ) -> None:
     monkeypatch.setenv("TRIO_ADMISSION_SLOTS", "many")
     assert cli.main(["serve", "--upstream", "http://h"]) == 1
-    assert "TRIO_ADMISSION_SLOTS must be a number, not 'many'" in capsys.readouterr().err
+    assert "TRIO_ADMISSION_SLOTS must be a whole number, at least 1, not 'many'" in capsys.readouterr().err
 
 
 async def test_an_address_that_is_taken_is_one_sentence() -> None:

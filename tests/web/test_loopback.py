@@ -11,13 +11,12 @@ import openai
 import pytest
 import trio
 
-from tests.support.gateway import CHAT, chat
+from tests.support.gateway import CHAT, chat, settings_for
 from tests.support.raw_client import RawClient, events
 from tests.support.serving import Server, descriptors, serving, tasks, until
 from trio_admission import AdmissionConfig
 from trio_admission.testing.fake_llama_server import FakeLlamaServer, Script
 from trio_admission_web.app import App, create_app
-from trio_admission_web.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -49,7 +48,7 @@ async def stage(llama: FakeLlamaServer, **settings: Any) -> AsyncIterator[Stage]
     """Run both; afterwards nothing may be held, waiting, in flight or open."""
     async with llama, llama.listening() as url:
         before = tasks()
-        app = create_app(Settings(**{"upstream": url} | settings))
+        app = create_app(settings_for(url, **settings))
         async with serving(app) as server:
             await until(lambda: app.gateway.backend.pool.statistics().slots == llama.total_slots)
             both = Stage(llama, app, server)

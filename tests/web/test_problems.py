@@ -12,6 +12,7 @@ TABLE = [
     # cause, status, type, code
     (problems.queue_full(waiting=64, slots=4, retry_after=7), 429, "rate_limit_error", "queue_full"),
     (problems.flow_limit(waiting=8, limit=8, retry_after=7), 429, "rate_limit_error", "flow_limit"),
+    (problems.request_limit(limit=8, retry_after=7), 429, "rate_limit_error", "flow_limit"),
     (problems.queue_timeout(waiting=64, slots=4, retry_after=7), 503, "api_error", "queue_timeout"),
     (problems.draining(retry_after=7), 503, "api_error", "draining"),
     (problems.backend_unavailable(retry_after=7), 503, "api_error", "backend_unavailable"),
@@ -26,6 +27,7 @@ TABLE = [
     ),
     (problems.invalid_api_key(), 401, "authentication_error", "invalid_api_key"),
     (problems.permission_denied(), 403, "permission_error", "permission_denied"),
+    (problems.local_only(), 403, "permission_error", "permission_denied"),
     (problems.model_not_found("llama-7"), 404, "not_found_error", "model_not_found"),
     (problems.not_found(), 404, "not_found_error", "not_found"),
     (problems.method_not_allowed(), 405, "invalid_request_error", "method_not_allowed"),
@@ -47,7 +49,8 @@ def test_the_table_above_has_every_cause() -> None:
         for name, value in vars(problems).items()
         if inspect.isfunction(value) and value.__module__ == problems.__name__
     }
-    assert made - {"upstream_error"} == {row[3] for row in TABLE}
+    of_others_codes = {"upstream_error", "request_limit", "local_only"}
+    assert made - of_others_codes == {row[3] for row in TABLE} == problems.CODES
 
 
 def test_all_that_may_be_tried_again_says_when() -> None:

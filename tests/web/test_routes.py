@@ -75,9 +75,9 @@ async def test_a_wrong_method_is_told_the_right_ones(autojump_clock: MockClock) 
             reply = await call(app, path, method="GET")
             assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
             assert set(reply.headers["allow"].split(", ")) == {"POST", "OPTIONS"}
-        for path, method in NOT_ADMITTED.items():
+        for path in NOT_ADMITTED:
             reply = await call(app, path, method="PUT")
-            assert (reply.status, method in reply.headers["allow"]) == (405, True)
+            assert (reply.status, "POST" in reply.headers["allow"]) == (405, True)
 
 
 async def test_head_and_options_are_answered_without_the_backend(autojump_clock: MockClock) -> None:
@@ -176,7 +176,7 @@ async def test_secrets_of_neither_side_reach_the_other(
     }
     caplog.set_level(0)
     server = FakeLlamaServer(api_key="up-SECRET")
-    async with gateway(server, upstream_api_key="up-SECRET") as app:
+    async with gateway(server, api_key="up-SECRET") as app:
         server.script(Raw.answer(400, {"error": {"code": 400, "message": "no"}}))
         replies = [await call(app, CHAT, chat(), headers=headers) for _ in range(2)]
         replies += [

@@ -1,78 +1,92 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
+from tests.support.gateway import settings_for
 from trio_admission import AdmissionConfig
-from trio_admission_web.settings import Settings, SettingsError
+from trio_admission_web.keys import ApiKey
+from trio_admission_web.options import BACKEND, GATEWAY, KEY, POOL
+from trio_admission_web.settings import BackendSettings, Settings, SettingsError
 
 UPSTREAM = "http://127.0.0.1:8080"
 
 
-def test_only_the_upstream_must_be_said() -> None:
-    settings = Settings.from_env({}, upstream=UPSTREAM)
-    assert settings == Settings(upstream=UPSTREAM)
-    with pytest.raises(SettingsError, match="upstream: is missing"):
-        Settings.from_env({})
+@pytest.mark.parametrize(
+    ("record", "options"),
+    [(Settings, GATEWAY), (BackendSettings, BACKEND), (AdmissionConfig, POOL), (ApiKey, KEY)],
+)
+def test_the_tables_and_the_records_agree(record: type, options: tuple[object, ...]) -> None:
+    of_record = {field.name: field.default for field in fields(record)}
+    for option in options:
+        default = of_record.pop(option.name)  # type: ignore[attr-defined]
+        if option.otherwise != "must be given":  # type: ignore[attr-defined]
+            assert option.default == default  # type: ignore[attr-defined]
+    assert of_record.keys() <= {"name", "backends", "keys", "admission", "min_waiting"}
 
 
-def test_each_field_can_come_from_the_environment_and_flags_win() -> None:
-    environ = {
-        "TRIO_ADMISSION_UPSTREAM": "https://gpu.example/llama",
-        "TRIO_ADMISSION_UPSTREAM_API_KEY": "sk-1",
-        "TRIO_ADMISSION_PORT": " 9000 ",
-        "TRIO_ADMISSION_SLOTS": "4",
-        "TRIO_ADMISSION_IDLE_LIMIT": "7.5",
-        "TRIO_ADMISSION_HOST": "  ",
-        "TRIO_ADMISSION_QUEUE_TIMEOUT": "30",
-    }
-    settings = Settings.from_env(environ, port=9001)
-    assert settings == Settings(
-        upstream="https://gpu.example/llama",
-        upstream_api_key="sk-1",
-        port=9001,
-        slots=4,
-        idle_limit=7.5,
-        admission=AdmissionConfig(max_wait=30.0),
-    )
-
-
-def test_the_key_is_never_shown() -> None:
-    settings = Settings(upstream=UPSTREAM, upstream_api_key="sk-secret")
-    assert "sk-secret" not in repr(settings)
-    with pytest.raises(SettingsError) as caught:
-        Settings(upstream=UPSTREAM, upstream_api_key="sk-secret\n")
-    assert "sk-secret" not in str(caught.value)
-    with pytest.raises(SettingsError) as caught:
-        Settings(upstream="http://user:sk-secret@127.0.0.1:8080")
-    assert "sk-secret" not in str(caught.value)
+def test_a_backends_key_is_never_shown() -> None:
+    assert "sk-secret" not in repr(settings_for(UPSTREAM, api_key="sk-secret"))
+    wrongs: list[dict[str, Any]] = [
+        {"url": UPSTREAM, "api_key": "sk-secret\n"},
+        {"url": "http://user:sk-secret@127.0.0.1"},
+    ]
+    for wrong in wrongs:
+        with pytest.raises(SettingsError) as caught:
+            BackendSettings(**wrong)
+        assert "sk-secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("upstream", "127.0.0.1:8080"),
-        ("upstream", "ftp://127.0.0.1"),
-        ("upstream", "http://"),
-        ("upstream", "http://127.0.0.1:99999"),
-        ("upstream", "http://127.0.0.1?x=1"),
-        ("upstream_api_key", ""),
-        ("host", ""),
-        ("port", 65536),
+        ("url", "127.0.0.1:8080"),
+        ("url", "ftp://127.0.0.1"),
+        ("url", "http://"),
+        ("url", "http://127.0.0.1:99999"),
+        ("url", "http://127.0.0.1?x=1"),
+        ("api_key", ""),
         ("slots", 0),
+        ("slots", True),
+        ("models", "a"),
+        ("idle_limit", math.inf),
+    ],
+)
+def test_a_backends_value_out_of_range_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(SettingsError) as caught:
+        BackendSettings(**{"url": UPSTREAM, field: value})  # type: ignore[arg-type]
+    assert caught.value.name == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("host", ""),
+        ("host", "0.0.0.0"),
+        ("host", "gateway.example"),
+        ("port", 65536),
         ("max_body", 0),
         ("grace", -1.0),
         ("stall_deadline", math.nan),
-        ("idle_limit", math.inf),
+        ("backends", ()),
+        ("backends", (BackendSettings(url=UPSTREAM),) * 2),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(SettingsError) as caught:
-        Settings(**{"upstream": UPSTREAM, field: value})  # type: ignore[arg-type]
+        settings_for(UPSTREAM, **{field: value})
     assert caught.value.name == field
 
 
-def test_a_value_that_does_not_parse_is_refused_by_name() -> None:
-    with pytest.raises(SettingsError, match="slots: must be a number, not 'four'"):
-        Settings.from_env({"TRIO_ADMISSION_UPSTREAM": UPSTREAM, "TRIO_ADMISSION_SLOTS": "four"})
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
+def test_without_keys_this_machine_alone_may_be_served(host: str) -> None:
+    assert settings_for(UPSTREAM, host=host).host == host
+
+
+def test_others_may_be_served_with_keys_or_on_the_operators_word() -> None:
+    key = ApiKey(name="ada", hash="sha256:" + "0" * 64)
+    assert settings_for(UPSTREAM, host="0.0.0.0", keys=(key,)).keys == (key,)
+    assert settings_for(UPSTREAM, host="0.0.0.0", insecure=True).insecure

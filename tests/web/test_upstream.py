@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.support.upstream import _Network
 from trio_admission.testing.fake_llama_server import End, FakeLlamaServer, Raw
 from trio_admission_web.problems import ProblemError
-from trio_admission_web.settings import Settings
+from trio_admission_web.settings import BackendSettings
 from trio_admission_web.upstream import Upstream, passed_on
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ BODY = b'{"messages":[],"stream":true}'
 async def client_of(server: FakeLlamaServer, **settings: Any) -> AsyncIterator[Upstream]:
     async with server:
         upstream = Upstream(
-            Settings(**{"upstream": "http://llama.test:81/base/"} | settings), _Network(server)
+            BackendSettings(**{"url": "http://llama.test:81/base/"} | settings), _Network(server)
         )
         yield upstream
         await upstream.aclose()
@@ -74,7 +74,7 @@ def test_what_a_client_says_of_itself_stays_here() -> None:
 
 async def test_a_request_goes_out_with_the_gateways_own_headers(autojump_clock: MockClock) -> None:
     server = FakeLlamaServer(api_key="up-SECRET")
-    settings = {"upstream": "http://llama.test:81", "upstream_api_key": "up-SECRET"}
+    settings = {"url": "http://llama.test:81", "api_key": "up-SECRET"}
     sent: dict[str, Any] = {"headers": [(b"x-a", b"1")], "query": b"a=%2F&b", "body": BODY}
     async with client_of(server, **settings) as upstream, upstream.open("POST", CHAT, **sent) as answer:
         assert answer.is_event_stream
@@ -95,7 +95,7 @@ async def test_an_address_may_have_a_path(autojump_clock: MockClock) -> None:
 
 async def test_leaving_an_answer_closes_its_connection_at_once(autojump_clock: MockClock) -> None:
     server = FakeLlamaServer(interval=1.0)
-    async with client_of(server, upstream="http://llama.test") as upstream:
+    async with client_of(server, url="http://llama.test") as upstream:
         start = trio.current_time()
         async with upstream.open("POST", CHAT, body=BODY) as answer:
             await anext(answer)
@@ -108,7 +108,7 @@ async def test_a_cancelled_request_closes_its_connection_at_once(
     autojump_clock: MockClock, when: str
 ) -> None:
     server = FakeLlamaServer(prefill=5.0, interval=5.0)
-    async with client_of(server, upstream="http://llama.test") as upstream:
+    async with client_of(server, url="http://llama.test") as upstream:
         if when == "before the head":
             answer_with(server, Raw(End.SILENCE))
         start = trio.current_time()
@@ -122,7 +122,7 @@ async def test_a_cancelled_request_closes_its_connection_at_once(
 
 async def test_each_generation_has_a_fresh_connection_and_is_sent_once(autojump_clock: MockClock) -> None:
     server = FakeLlamaServer(words=1)
-    async with client_of(server, upstream="http://llama.test") as upstream:
+    async with client_of(server, url="http://llama.test") as upstream:
         await upstream.fetch("GET", "/health")  # leaves a connection that could be used
         for _ in range(2):
             async with upstream.open("POST", CHAT, body=BODY) as answer:
@@ -140,7 +140,7 @@ async def test_a_light_request_survives_a_connection_that_the_server_has_closed(
     autojump_clock: MockClock,
 ) -> None:
     server = FakeLlamaServer()
-    async with client_of(server, upstream="http://llama.test") as upstream:
+    async with client_of(server, url="http://llama.test") as upstream:
         await upstream.fetch("GET", "/health")
         answer_with(server, Raw(End.CLOSE))
         assert (await upstream.fetch("GET", "/health")).status == 200
@@ -154,7 +154,7 @@ async def test_a_light_request_survives_a_connection_that_the_server_has_closed(
 
 async def test_a_new_connection_that_fails_is_not_tried_again(autojump_clock: MockClock) -> None:
     server = FakeLlamaServer()
-    async with client_of(server, upstream="http://llama.test") as upstream:
+    async with client_of(server, url="http://llama.test") as upstream:
         answer_with(server, Raw(End.RESET))
         with pytest.raises(ProblemError):
             await upstream.fetch("GET", "/health")
@@ -163,7 +163,7 @@ async def test_a_new_connection_that_fails_is_not_tried_again(autojump_clock: Mo
 
 async def test_only_reading_is_timed(autojump_clock: MockClock) -> None:
     server = FakeLlamaServer(words=3, interval=9.0)
-    settings = {"upstream": "http://llama.test", "first_byte_limit": 10.0, "idle_limit": 10.0}
+    settings = {"url": "http://llama.test", "first_byte_limit": 10.0, "idle_limit": 10.0}
     async with client_of(server, **settings) as upstream, upstream.open("POST", CHAT, body=BODY) as answer:
         for _ in range(3):
             await trio.sleep(30)  # the caller may take its time
@@ -173,7 +173,7 @@ async def test_only_reading_is_timed(autojump_clock: MockClock) -> None:
 async def test_an_answer_that_is_read_whole_is_bounded(autojump_clock: MockClock) -> None:
     endless = Raw.stream(*[b"x" * 2**20] * 17, End.FINISH)
     server = FakeLlamaServer()
-    async with client_of(server, upstream="http://llama.test") as upstream:
+    async with client_of(server, url="http://llama.test") as upstream:
         answer_with(server, endless)
         with pytest.raises(ProblemError) as caught:
             await upstream.fetch("GET", "/v1/models")
@@ -187,7 +187,7 @@ async def test_a_server_that_cannot_be_reached_in_time_is_too_slow(monkeypatch: 
         listener.listen(0)
         port = listener.getsockname()[1]
         async with await trio.open_tcp_stream("127.0.0.1", port):
-            upstream = Upstream(Settings(upstream=f"http://127.0.0.1:{port}", connect_limit=0.05))
+            upstream = Upstream(BackendSettings(url=f"http://127.0.0.1:{port}", connect_limit=0.05))
             with pytest.raises(ProblemError) as caught:
                 await upstream.fetch("GET", "/health")
     assert caught.value.problem.code == "upstream_timeout"
@@ -196,7 +196,7 @@ async def test_a_server_that_cannot_be_reached_in_time_is_too_slow(monkeypatch: 
 async def test_a_port_where_nobody_listens_is_a_bad_gateway() -> None:
     with trio.socket.socket() as taken:
         await taken.bind(("127.0.0.1", 0))
-        upstream = Upstream(Settings(upstream=f"http://127.0.0.1:{taken.getsockname()[1]}"))
+        upstream = Upstream(BackendSettings(url=f"http://127.0.0.1:{taken.getsockname()[1]}"))
         with pytest.raises(ProblemError) as caught:
             await upstream.fetch("GET", "/health")
     assert caught.value.problem.code == "bad_gateway"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Final
 
 import trio
+
+from trio_admission import ParkBudget
 
 from .admission import Gateway
 from .backend import Backend
@@ -17,10 +20,19 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 
+log: Final = logging.getLogger(__name__)
+
+
 class App(ServingApp):
     """The gateway as an ASGI application. ``gateway`` is what its requests share."""
 
     gateway: Gateway
+
+    def apply(self, settings: Settings) -> list[str]:
+        """Use other keys and limits from now on, and return what cannot be changed; see `Gateway.apply`."""
+        self.config["MAX_CONTENT_LENGTH"] = settings.max_body
+        self.config["BODY_TIMEOUT"] = settings.body_deadline
+        return self.gateway.apply(settings)
 
 
 def create_app(settings: Settings, *, network: httpcore2.AsyncNetworkBackend | None = None) -> App:
@@ -30,18 +42,22 @@ def create_app(settings: Settings, *, network: httpcore2.AsyncNetworkBackend | N
         settings: What it is told.
         network: Connects to the server in place of sockets; for tests.
     """
-    backend = Backend("default", settings, network)
+    budget = None if settings.max_parked is None else ParkBudget(settings.max_parked)
+    backends = [Backend(each, settings.admission, network, budget) for each in settings.backends]
     app = App(__name__)
-    app.gateway = Gateway(settings, backend)
-    app.config["MAX_CONTENT_LENGTH"] = settings.max_body
-    app.config["BODY_TIMEOUT"] = settings.body_deadline
+    app.gateway = Gateway(settings, backends)
+    app.apply(settings)
     app.url_map.merge_slashes = False  # it would answer with a redirect in HTML
     add_routes(app, app.gateway)
     learning = trio.CancelScope()
 
     async def learn() -> None:
         with learning:
-            await backend.learn()
+            async with trio.open_nursery() as nursery:
+                for backend in backends:
+                    nursery.start_soon(backend.learn)
+            if budget is None:
+                _warn_of_parks(sum(each.pool.statistics().slots for each in backends))
 
     @app.before_serving
     async def start() -> None:
@@ -50,6 +66,14 @@ def create_app(settings: Settings, *, network: httpcore2.AsyncNetworkBackend | N
     @app.after_serving
     async def stop() -> None:
         learning.cancel()
-        await backend.upstream.aclose()
+        for backend in backends:
+            await backend.upstream.aclose()
 
     return app
+
+
+def _warn_of_parks(slots: int) -> None:
+    """Say so if the default budget, the formula of `ParkBudget.limit`, lets nobody park."""
+    threads = trio.to_thread.current_default_thread_limiter().total_tokens
+    if threads - max(2, threads // 8) <= slots:
+        log.warning("with %d slots nobody is parked during an approval; set max_parked to change that", slots)

@@ -1,11 +1,11 @@
-"""The gateway for ``hypercorn -k trio trio_admission_web.asgi:app``, set up by the environment.
-
-`Settings.from_env` says which variables there are. Hypercorn decides where to listen and when to stop.
+"""The gateway for ``hypercorn -k trio trio_admission_web.asgi:app``, set up by the environment and by the
+file that ``TRIO_ADMISSION_CONFIG`` names.
+ Hypercorn decides where to listen and when to stop.
 """
 
 from __future__ import annotations
 
 from .app import create_app
-from .settings import Settings
+from .configuration import load
 
-app = create_app(Settings.from_env())
+app = create_app(load())

@@ -16,7 +16,9 @@ from .upstream import Upstream
 if TYPE_CHECKING:
     import httpcore2
 
-    from .settings import Settings
+    from trio_admission import AdmissionConfig, ParkBudget
+
+    from .settings import BackendSettings
 
 log: Final = logging.getLogger(__name__)
 
@@ -34,11 +36,23 @@ class Backend:
     """
 
     def __init__(
-        self, name: str, settings: Settings, network: httpcore2.AsyncNetworkBackend | None = None
+        self,
+        settings: BackendSettings,
+        admission: AdmissionConfig,
+        network: httpcore2.AsyncNetworkBackend | None = None,
+        park_budget: ParkBudget | None = None,
     ) -> None:
-        self.name = name
+        self.name = settings.name
+        self.models = settings.models
+        self.aliases = settings.aliases
         self.upstream = Upstream(settings, network)
-        self.pool = SlotPool(settings.slots or 1, name=name, config=settings.admission)
+        self.pool = SlotPool(
+            settings.slots or 1,
+            name=self.name,
+            kv_tokens=settings.kv_tokens,
+            config=admission,
+            park_budget=park_budget,
+        )
         self._configured = settings.slots
         self._said: dict[int, str] = {}  # level -> the last line in the log
 
@@ -62,6 +76,18 @@ class Backend:
         is_ready = said.get("status") == "ok"
         self._note(logging.INFO, f"is {'ready' if is_ready else 'not ready'}: /health {outcome}")
         return is_ready
+
+    async def listed_models(self) -> list[dict[str, object]]:
+        """Return its entries for the list of models: those configured, else what it says.
+
+        Blocks for 2 s at most.
+        """
+        if self.models:
+            return [{"id": name, "object": "model", "owned_by": "llamacpp"} for name in self.models]
+        _, said = await self._ask("/v1/models")
+        data = said.get("data")
+        entries = data if isinstance(data, list) else []
+        return [each for each in entries if isinstance(each, dict) and isinstance(each.get("id"), str)]
 
     async def _total_slots(self) -> int | None:
         outcome, said = await self._ask("/props")

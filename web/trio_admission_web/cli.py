@@ -6,24 +6,24 @@ Nothing of the extra ``web`` is imported here before it is known to be installed
 from __future__ import annotations
 
 import argparse
-import logging
-import math
-import os
 import sys
-from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .configuration import CONFIG, ConfigurationError, load
 from .engine import EngineError, fetch_model
-from .settings import PREFIX, Settings, SettingsError
+from .keys import new_key
+from .logs import set_up
+from .options import BACKEND, GATEWAY, POOL, Option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OF_THE_EXTRA = ("httpcore2", "hypercorn", "quart", "quart_trio")
-_ABOUT_SERVE = f"""Run the gateway in front of a llama-server. What no flag says is taken from the
-environment: {PREFIX}UPSTREAM, {PREFIX}UPSTREAM_API_KEY, {PREFIX}SLOTS and so on."""
+_OF_THE_EXTRA = ("httpcore2", "hypercorn", "prometheus_client", "quart", "quart_trio")
+_ABOUT_SERVE = """Run the gateway in front of one or more llama-servers. What no flag says is taken from the
+environment, and what no variable says from the file. SIGHUP reads all of it again, for keys and limits."""
 _INTERRUPTED = 130  # what a shell expects of a command that Ctrl-C has ended
 
 
@@ -31,33 +31,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or something else after one sentence on stderr."""
     args = vars(_parser().parse_args(argv))
     run = args.pop("run")
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    set_up()
     status = _INTERRUPTED
     try:
         status = run(**args)
-    except* SettingsError as group:
-        error = group.exceptions[0]
-        assert isinstance(error, SettingsError)
-        variable = PREFIX + error.name.upper()
-        said_there = error.name not in args and variable in os.environ
-        place = variable if said_there else f"--{error.name.replace('_', '-')}"
-        status = _fail(f"{place} {error.reason}")
+    except* ConfigurationError as group:
+        for error in group.exceptions:
+            assert isinstance(error, ConfigurationError)
+            for mistake in error.mistakes:
+                status = _fail(mistake)
     except* KeyboardInterrupt:
         pass
     return status
 
 
-def _serve(*, max_wait: float | None = None, **flags: Any) -> int:
+def _serve(*, config: Path | None = None, **flags: str) -> int:
     if missing := [name for name in _OF_THE_EXTRA if find_spec(name) is None]:
         return _fail(_no_extra("web", missing))
     from . import commands  # noqa: PLC0415
 
-    settings = Settings.from_env(**flags)
-    if max_wait is not None:
-        settings = replace(settings, admission=replace(settings.admission, max_wait=max_wait))
-    return commands.serve(settings)
+    read = partial(load, config, flags=flags)
+    return commands.serve(read(), read)
+
+
+def _check_config(*, file: Path | None = None) -> int:
+    settings = load(file)
+    print(f"good: {len(settings.backends)} backend(s), {len(settings.keys)} API key(s)")
+    return 0
+
+
+def _new_key() -> int:
+    key, key_hash = new_key()
+    print(f'key:  {key}\nhash = "{key_hash}"')
+    return 0
 
 
 def _demo(
@@ -95,26 +101,30 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(prog="trio-admission", description="A line in front of a llama-server.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    address = _Parser(add_help=False)
-    address.add_argument("--host", help="address to listen on (127.0.0.1)")
-    address.add_argument("--port", type=int, help="port to listen on, 0 = any free one (8000)")
-
     about = "run the gateway in front of a llama-server"
-    serve = commands.add_parser("serve", parents=[address], help=about, description=_ABOUT_SERVE)
+    serve = commands.add_parser("serve", help=about, description=_ABOUT_SERVE)
     serve.set_defaults(run=_serve)
-    serve.add_argument("--upstream", metavar="URL", help="address of the llama-server")
-    serve.add_argument("--upstream-api-key", metavar="KEY", help="the key that it asks for")
-    serve.add_argument("--slots", type=int, metavar="N", help="use at most N of its slots (all that it has)")
-    serve.add_argument(
-        "--max-wait",
-        type=_seconds,
-        metavar="SECONDS",
-        help="refuse a request that has waited so long; 0 = unless a slot is free (no limit)",
-    )
+    serve.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file ({CONFIG})")
+    groups = (("backend", BACKEND), ("line", POOL), ("gateway", GATEWAY))
+    for title, options in groups:
+        group = serve.add_argument_group(title)
+        for option in options:
+            _add_flag(group, option)
+
+    about = "say everything that is wrong with the configuration"
+    check = commands.add_parser("check-config", help=about, description=f"{about.capitalize()}.")
+    check.set_defaults(run=_check_config)
+    check.add_argument("file", type=Path, nargs="?", metavar="FILE", help=f"TOML file ({CONFIG})")
+
+    about = "make an API key, and its hash for the configuration"
+    key = commands.add_parser("new-key", help=about, description=f"{about.capitalize()}.")
+    key.set_defaults(run=_new_key)
 
     about = "run a small language model and the gateway in front of it"
-    demo = commands.add_parser("demo", parents=[address], help=about, description=f"{about.capitalize()}.")
+    demo = commands.add_parser("demo", help=about, description=f"{about.capitalize()}.")
     demo.set_defaults(run=_demo)
+    demo.add_argument("--host", help="address to listen on (127.0.0.1)")
+    demo.add_argument("--port", type=int, help="port to listen on, 0 = any free one (8000)")
     demo.add_argument("--slots", type=int, metavar="N", help="slots of the model (4)")
     demo.add_argument("--model", type=Path, metavar="PATH", help="a GGUF file (SmolLM2-135M-Instruct)")
     demo.add_argument("--once", metavar="PROMPT", help="print one answer and exit; the port is any free one")
@@ -125,14 +135,14 @@ def _parser() -> _Parser:
     return parser
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError("must be a number of seconds, at least 0")
-    return seconds
+def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
+    about = option.about[0].lower() + option.about[1:]
+    unit = f", {option.unit}" if option.unit else ""
+    text = f"{about} ({option.default_in_words}{unit})".replace("%", "%%")
+    if option.default is False:
+        group.add_argument(option.flag, action="store_const", const="on", help=text)
+    else:
+        group.add_argument(option.flag, metavar=option.metavar, help=text)
 
 
 def _no_extra(extra: str, missing: list[str]) -> str:

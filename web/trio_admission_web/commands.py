@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import signal
 import sys
 from contextlib import redirect_stdout
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from .app import create_app
+from .configuration import CONFIG, ConfigurationError, load
 from .engine import EngineConfig, EngineError, Model, fetch_model, find_model, run_engine
 from .launcher import LaunchError, launch, run_server
 from .problems import ProblemError, bad_gateway, upstream_error
-from .settings import Settings
+from .settings import BackendSettings
 from .upstream import Upstream
 from .wire.chat import Chat
 from .wire.sse import read_fields, split_events
 from .wire.streamed import DONE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from .app import App
+    from .settings import Settings
+
+log: Final = logging.getLogger(__name__)
 
 # Our own model is so small that it may find no end by itself, and that it gains little from a second thread,
 # while threads that wait for each other make it crawl on a busy machine.
@@ -29,14 +39,38 @@ _MAX_TOKENS = 128
 _THREADS = 1
 
 
-def serve(settings: Settings) -> int:
-    """Run the gateway until a signal and return the exit status. A failure is one sentence on stderr."""
+def serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
+    """Run the gateway until a signal and return the exit status. A failure is one sentence on stderr.
+
+    SIGHUP reads the configuration again, for keys and limits; the line and what runs stay as they are.
+
+    Args:
+        settings: What to begin with.
+        read_again: Reads them again, or raises `ConfigurationError`.
+    """
 
     async def run() -> None:
         app = create_app(settings)
-        await run_server(app, host=settings.host, port=settings.port, drain=app.gateway.drain)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_reload_on_hangup, app, read_again)
+            await run_server(app, host=settings.host, port=settings.port, drain=app.gateway.drain)
+            nursery.cancel_scope.cancel()
 
     return launch(run)
+
+
+async def _reload_on_hangup(app: App, read_again: Callable[[], Settings]) -> None:
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        async for _ in signals:
+            try:
+                settings = read_again()
+            except ConfigurationError as error:
+                for mistake in error.mistakes:
+                    log.error("not reloaded: %s", mistake)  # noqa: TRY400 - the sentence says it all
+                continue
+            for name in app.apply(settings):
+                log.warning("reloaded, but to change %s takes a restart", name)
+            log.info("reloaded: %d API keys", len(settings.keys))
 
 
 def demo(*, prompt: str | None, model: Path | None, slots: int, host: str, port: int) -> int:
@@ -53,8 +87,15 @@ async def _demo(prompt: str | None, model: Path | None, slots: int, host: str, p
         async with trio.open_nursery() as nursery:
             engine = await nursery.start(partial(run_engine, config, progress=_say))
             app = create_app(
-                Settings.from_env(
-                    upstream=engine.url, upstream_api_key=engine.api_key, slots=slots, host=host, port=port
+                load(
+                    environ={name: text for name, text in os.environ.items() if name != CONFIG},
+                    flags={
+                        "upstream": engine.url,
+                        "upstream_api_key": engine.api_key,
+                        "slots": str(slots),
+                        "host": host,
+                        "port": str(port),
+                    },
                 )
             )
 
@@ -70,7 +111,7 @@ async def _demo(prompt: str | None, model: Path | None, slots: int, host: str, p
                     url, *_ = await nursery.start(run)
                 await _ask(url, prompt)
                 nursery.cancel_scope.cancel()
-    except* (EngineError, ProblemError) as group:
+    except* (ConfigurationError, EngineError, ProblemError) as group:
         failure: BaseException = group
         while isinstance(failure, BaseExceptionGroup):
             failure = failure.exceptions[0]
@@ -92,7 +133,7 @@ async def _ask(url: str, prompt: str) -> None:
     """Print the answer to one prompt as it streams through the gateway."""
     body = json.dumps(_request(prompt)).encode()
     exchange = Chat(body)
-    async with Upstream(Settings(upstream=url)).open("POST", exchange.path, body=body) as answer:
+    async with Upstream(BackendSettings(url=url)).open("POST", exchange.path, body=body) as answer:
         if not answer.is_event_stream:
             whole = await answer.whole()
             raise ProblemError(upstream_error(whole.status, whole.body))

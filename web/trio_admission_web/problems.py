@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+CODES = frozenset({
+    "backend_unavailable", "bad_gateway", "cancelled", "draining", "flow_limit", "internal_error",
+    "invalid_api_key", "invalid_request", "method_not_allowed", "model_not_found", "not_found",
+    "permission_denied", "queue_full", "queue_timeout", "request_timeout", "request_too_large",
+    "upstream_timeout",
+})  # fmt: skip
+"""Every code that is the gateway's own. An error of the backend keeps the backend's word."""
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -85,6 +93,12 @@ def flow_limit(*, waiting: int, limit: int, retry_after: int) -> Problem:
     message = f"You have {waiting} requests waiting and may have {limit}. Try again later."
     facts = {"waiting": waiting, "limit": limit}
     return Problem(429, "flow_limit", message, retry_after=retry_after, facts=facts)
+
+
+def request_limit(*, limit: int, retry_after: int) -> Problem:
+    """This key has as many requests here, running or waiting, as it may have."""
+    message = f"You may have {limit} requests at once. Try again later."
+    return Problem(429, "flow_limit", message, retry_after=retry_after, facts={"limit": limit})
 
 
 def queue_timeout(*, waiting: int, slots: int, retry_after: int) -> Problem:
@@ -171,6 +185,12 @@ def invalid_api_key() -> Problem:
 def permission_denied() -> Problem:
     """The key is known and may not do this."""
     return Problem(403, "permission_denied", "This API key may not do that.")
+
+
+def local_only() -> Problem:
+    """No keys are configured, and the request came over an address that others can reach."""
+    message = "This gateway has no API keys and serves its own machine only."
+    return Problem(403, "permission_denied", message)
 
 
 def model_not_found(model: str) -> Problem:

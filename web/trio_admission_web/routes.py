@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import re
 import uuid
 from functools import partial
@@ -15,11 +13,18 @@ from quart.wrappers.response import ResponseBody
 from werkzeug.exceptions import HTTPException
 
 from . import problems
-from .admission import DRAIN_RETRY, Passage
-from .problems import Problem, ProblemError
+from .access import identify
+from .admission import DRAIN_RETRY, Origin, Passage
+from .logs import tell
+from .operations import add_operations
+from .problems import ProblemError
 from .relay import Relay
+from .resumes import HEADER
+from .rendering import json_response, render_http_exception, render_problem, typed
 from .serving.connection import request_scope
+from .toolbox import Toolbox, add_approvals
 from .upstream import passed_on
+from .wire.body import read_object, read_text
 from .wire.chat import Chat
 from .wire.completions import Completions
 from .wire.messages import Messages
@@ -33,11 +38,10 @@ if TYPE_CHECKING:
     from quart import Quart
 
     from .admission import Gateway
+    from .backend import Backend
     from .upstream import Header
     from .wire.exchange import Exchange
 
-
-log: Final = logging.getLogger(__name__)
 
 # Everything that makes the backend decode.
 ADMITTED: Final[dict[str, Callable[[bytes], Exchange]]] = {
@@ -59,106 +63,131 @@ ADMITTED: Final[dict[str, Callable[[bytes], Exchange]]] = {
     "/reranking": Rerank,
 }
 # What does not decode: asked of the backend at once, whoever waits.
-NOT_ADMITTED: Final[dict[str, str]] = {
-    "/v1/models": "GET",
-    "/models": "GET",
-    "/v1/chat/completions/input_tokens": "POST",
-    "/v1/responses/input_tokens": "POST",
-    "/v1/messages/count_tokens": "POST",
-    "/tokenize": "POST",
-    "/detokenize": "POST",
-    "/apply-template": "POST",
-}
+NOT_ADMITTED: Final = (
+    "/v1/chat/completions/input_tokens",
+    "/v1/responses/input_tokens",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+)
+MODELS: Final = ("/v1/models", "/models")
 
-# Seconds until a backend that is not ready may be: it loads its model.
-_UNREADY_RETRY: Final = 2
+# Asked every few seconds by machines: counted, not logged.
+QUIET: Final = frozenset({"/health", "/ready", "/metrics"})
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_STREAM_HEADERS: Final = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
+_PARENT: Final = "admission-parent"
+_STREAM_HEADERS: Final = (("Cache-Control", "no-cache, no-transform"), ("X-Accel-Buffering", "no"))
 
 
 def add_routes(app: Quart, gateway: Gateway) -> None:
     """Give the application every address that there is, and its way of telling errors."""
+    toolbox = Toolbox(gateway.settings.tools, gateway.settings.approval_ttl)
     for path, exchange in ADMITTED.items():
-        app.add_url_rule(path, path, partial(_admit, gateway, exchange), methods=["POST"])
-    for path, method in NOT_ADMITTED.items():
-        app.add_url_rule(path, path, partial(_ask, gateway, method, path), methods=[method])
-    app.add_url_rule("/health", "health", _health)
-    app.add_url_rule("/ready", "ready", partial(_ready, gateway))
-    app.add_url_rule("/admission", "admission", partial(_admission, gateway))
-    app.add_url_rule("/admission/requests/<name>", "cancel", partial(_cancel, gateway), methods=["DELETE"])
+        app.add_url_rule(path, path, partial(_admit, gateway, toolbox, exchange), methods=["POST"])
+    for path in NOT_ADMITTED:
+        app.add_url_rule(path, path, partial(_ask, gateway, path), methods=["POST"])
+    for path in MODELS:
+        app.add_url_rule(path, path, partial(_models, gateway))
+    add_operations(app, gateway)
+    add_approvals(app, toolbox.approvals)
     app.before_request(_name_request)
+    app.before_request(partial(identify, gateway))
     app.after_request(_sign_response)
-    app.register_error_handler(ProblemError, _render_problem)
-    app.register_error_handler(HTTPException, partial(_render_http_exception, gateway))
+    app.teardown_request(partial(_tell, gateway))
+    app.register_error_handler(ProblemError, render_problem)
+
+    async def render(error: HTTPException) -> Response:
+        return render_http_exception(error, gateway.settings.max_body)
+
+    app.register_error_handler(HTTPException, render)
 
 
-async def _admit(gateway: Gateway, read: Callable[[bytes], Exchange]) -> Response:
+async def _admit(gateway: Gateway, toolbox: Toolbox, read: Callable[[bytes], Exchange]) -> Response:
     """Answer a request that makes the backend decode."""
     if gateway.draining:
         raise ProblemError(problems.draining(retry_after=DRAIN_RETRY))
-    exchange = read(await _body())
+    flow = g.key.flow if g.key is not None else ""
+    exchange, turns = toolbox.read(read, await _body(), request_id=g.request_id, flow=flow)
+    backend = _choose(gateway, exchange.model)
     nursery = request_scope(request).nursery
     passage = Passage(
         gateway,
+        backend,
         exchange,
         id=g.request_id,
+        route=_route(),
+        key=g.key,
         headers=_upstream_headers(),
         query=request.query_string,
         cut=nursery.cancel_scope.cancel,
+        turns=turns,
+        origin=_origin(gateway, backend, flow),
     )
+    g.passes = True
     nursery.start_soon(passage.run)
     answer = await passage.answer()
     if not isinstance(answer.body, Relay):
-        return _typed(Response(answer.body, answer.status), answer.content_type)
-    response = Response(_Drain(answer.body), answer.status, _STREAM_HEADERS)
+        return typed(Response(answer.body, answer.status, list(answer.headers)), answer.content_type)
+    response = Response(_Drain(answer.body), answer.status, [*_STREAM_HEADERS, *answer.headers])
     response.timeout = None
-    return _typed(response, answer.content_type)
+    return typed(response, answer.content_type)
 
 
-async def _ask(gateway: Gateway, method: str, path: str) -> Response:
+async def _ask(gateway: Gateway, path: str) -> Response:
     """Ask the backend at once, whoever waits, and pass its answer on as it is."""
-    answer = await gateway.backend.upstream.fetch(
-        method, path, headers=_upstream_headers(), query=request.query_string, body=await _body()
+    body = await _body()
+    backend = gateway.backend
+    if len(gateway.backends) > 1 or (g.key is not None and g.key.models is not None):
+        backend = _choose(gateway, read_text(read_object(body), "model"))
+    answer = await backend.upstream.fetch(
+        "POST", path, headers=_upstream_headers(), query=request.query_string, body=body
     )
-    return _typed(Response(answer.body, answer.status), answer.content_type)
+    return typed(Response(answer.body, answer.status), answer.content_type)
 
 
-async def _health() -> Response:
-    return _json({"status": "ok"})
+async def _models(gateway: Gateway) -> Response:
+    """List what all backends serve: as configured, else as the backend says.
+
+    The only backend's own list is passed on as it is, unless the key may not use all of it.
+    """
+    path = request.path
+    if (
+        len(gateway.backends) == 1
+        and not gateway.directory.models
+        and (g.key is None or g.key.models is None)
+    ):
+        answer = await gateway.backend.upstream.fetch(
+            "GET", path, headers=_upstream_headers(), query=request.query_string
+        )
+        return typed(Response(answer.body, answer.status), answer.content_type)
+    listed: dict[str, list[dict[str, object]]] = {}
+
+    async def ask(backend: Backend) -> None:
+        listed[backend.name] = await backend.listed_models()
+
+    async with trio.open_nursery() as nursery:
+        for backend in gateway.backends.values():
+            nursery.start_soon(ask, backend)
+    union = {str(model["id"]): model for name in gateway.backends for model in reversed(listed[name])}
+    data = [model for name, model in union.items() if g.key is None or g.key.may_use(name)]
+    return json_response({"object": "list", "data": data})
 
 
-async def _ready(gateway: Gateway) -> Response:
-    if gateway.draining:
-        raise ProblemError(problems.draining(retry_after=DRAIN_RETRY))
-    if not await gateway.backend.ready():
-        raise ProblemError(problems.backend_unavailable(retry_after=_UNREADY_RETRY))
-    return _json({"status": "ready"})
+def _origin(gateway: Gateway, backend: Backend, flow: str) -> Origin:
+    """Find what the request says that it follows from. What is wrong, stale or of another flow is ignored."""
+    name, parent = request.headers.get(HEADER), request.headers.get(_PARENT)
+    resumes = gateway.resumes
+    ticket = resumes.take(name) if resumes.backend(name) == backend.name else None
+    leases = (each.lease for each in gateway.passages if each.id == parent and each.flow == flow)
+    return Origin(ticket, next((lease for lease in leases if lease is not None), None))
 
 
-async def _admission(gateway: Gateway) -> Response:
-    now = trio.current_time()
-    counts = gateway.backend.pool.statistics()
-    line = [
-        {
-            "id": each.id,
-            "position": each.position,
-            "waited": round(now - each.arrived, 3),
-            "estimated_wait": each.estimated_wait,
-        }
-        for each in gateway.line()
-    ]
-    names = ("slots", "held", "free", "waiting", "parked", "returning")
-    facts = {name: getattr(counts, name) for name in names}
-    return _json({"backends": {gateway.backend.name: {**facts, "line": line}}})
-
-
-async def _cancel(gateway: Gateway, name: str) -> Response:
-    found = [each for each in gateway.passages if each.id == name]
-    if not found:
-        raise ProblemError(problems.not_found())
-    for each in found:  # clients choose their ids, so two may have chosen the same
-        each.cancel(problems.cancelled())
-    return _json({"id": name, "cancelled": len(found)})
+def _choose(gateway: Gateway, model: str | None) -> Backend:
+    """Find the backend for a model, for somebody who may use it."""
+    if g.key is not None and not g.key.may_use(gateway.directory.resolve(model)):
+        raise ProblemError(problems.permission_denied())
+    return gateway.directory.choose(model)
 
 
 class _Drain(ResponseBody):
@@ -186,19 +215,31 @@ def _upstream_headers() -> list[Header]:
     return [*headers, (b"x-request-id", g.request_id.encode())]
 
 
-def _json(value: dict[str, object], status: int = 200) -> Response:
-    return Response(json.dumps(value), status, content_type="application/json")
+def _route() -> str:
+    """The address as it is in the table of routes: what a client may say is not told to logs and metrics."""
+    return request.url_rule.rule if request.url_rule is not None else "other"
 
 
-def _typed(response: Response, content_type: bytes | None) -> Response:
-    if content_type is None:
-        del response.headers["Content-Type"]
-    else:
-        response.headers["Content-Type"] = content_type.decode("latin-1")
-    return response
+async def _tell(gateway: Gateway, _error: BaseException | None) -> None:
+    """Count and log a request that did not become a passage, which tells of itself."""
+    if g.get("passes") or "arrived" not in g:
+        return
+    seconds, route = trio.current_time() - g.arrived, _route()
+    answered = "answered" if g.get("status", 0) < 400 else "backend_error"
+    outcome = g.get("outcome", answered) if "status" in g else "client_gone"
+    gateway.metrics.ended(route, outcome, seconds)
+    if route not in QUIET:
+        tell(
+            g.request_id,
+            flow=g.key.flow if g.get("key") else "",
+            route=route,
+            duration=seconds,
+            outcome=outcome,
+        )
 
 
 async def _name_request() -> None:
+    g.arrived = trio.current_time()
     names = request.headers.getlist("X-Request-Id")
     sane = len(names) == 1 and _SANE_ID.fullmatch(names[0])
     g.request_id = names[0] if sane else uuid.uuid4().hex
@@ -206,41 +247,5 @@ async def _name_request() -> None:
 
 async def _sign_response(response: Response) -> Response:
     response.headers["X-Request-Id"] = g.request_id
-    return response
-
-
-async def _render_problem(error: ProblemError) -> Response:
-    if error.__cause__ is not None:
-        log.warning("request %s: %s (%r)", g.request_id, error.problem.code, error.__cause__)
-    return _render(error.problem)
-
-
-async def _render_http_exception(gateway: Gateway, error: HTTPException) -> Response:
-    response = _render(_problem_of(error, gateway.settings.max_body))
-    for name, value in error.get_headers():
-        if name == "Allow":
-            response.headers[name] = value
-    return response
-
-
-def _problem_of(error: HTTPException, max_body: int) -> Problem:
-    match error.code:
-        case 404:
-            return problems.not_found()
-        case 405:
-            return problems.method_not_allowed()
-        case 408:
-            return problems.request_timeout()
-        case 413:
-            return problems.request_too_large(max_body)
-        case code if code is not None and 400 <= code < 500:
-            return problems.invalid_request("The request cannot be understood.")
-    return problems.internal_error()
-
-
-def _render(problem: Problem) -> Response:
-    envelope = problem.anthropic() if request.path.startswith("/v1/messages") else problem.openai()
-    response = _json({**envelope, "request_id": g.request_id}, problem.status)
-    if problem.retry_after is not None:
-        response.headers["Retry-After"] = str(problem.retry_after)
+    g.status = response.status_code
     return response

@@ -22,7 +22,7 @@ from .problems import ProblemError, bad_gateway, upstream_timeout
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
-    from .settings import Settings
+    from .settings import BackendSettings
 
 Header = tuple[bytes, bytes]
 
@@ -120,9 +120,11 @@ class Upstream:
     It has no limit of connections: how many requests may be upstream is the pool's to say.
     """
 
-    def __init__(self, settings: Settings, network: httpcore2.AsyncNetworkBackend | None = None) -> None:
+    def __init__(
+        self, settings: BackendSettings, network: httpcore2.AsyncNetworkBackend | None = None
+    ) -> None:
         self._settings = settings
-        address = urlsplit(settings.upstream)
+        address = urlsplit(settings.url)
         self._scheme = address.scheme
         self._host = address.hostname or ""
         self._port = address.port
@@ -131,8 +133,8 @@ class Upstream:
             (b"host", address.netloc.encode()),
             (b"accept-encoding", b"identity"),
         ]
-        if settings.upstream_api_key is not None:
-            self._own_headers.append((b"authorization", b"Bearer " + settings.upstream_api_key.encode()))
+        if settings.api_key is not None:
+            self._own_headers.append((b"authorization", b"Bearer " + settings.api_key.encode()))
         self._timeout = {"connect": settings.connect_limit, "write": _WRITE_LIMIT}
         make_pool = partial(
             httpcore2.AsyncConnectionPool,

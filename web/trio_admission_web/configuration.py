@@ -1,0 +1,266 @@
+"""File, environment, flags -> `Settings`. A flag wins over a variable, and a variable over the file.
+
+All that is wrong is found before anything is said, so that it can be put right in one go.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
+
+from trio_admission import AdmissionConfig
+
+from .keys import ApiKey
+from .options import BACKEND, GATEWAY, KEY, POOL, PREFIX, is_loopback
+from .settings import DEFAULT, EXPOSED, BackendSettings, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from .options import Option
+
+CONFIG: Final = PREFIX + "CONFIG"
+"""The variable that names the file."""
+
+# Given to the engine's own process by the demo.
+_NOT_OURS: Final = PREFIX + "ENGINE_"
+_ADMISSION: Final = "ADMISSION_"
+_HEADER: Final = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?")
+_ENTRY: Final = re.compile(r"""\s*["']?([^"'=\s]+)["']?\s*=""")
+
+
+class ConfigurationError(ValueError):
+    """What is wrong with the configuration: ``mistakes`` are sentences; each begins with its place."""
+
+    def __init__(self, mistakes: Iterable[str]) -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__(*self.mistakes)
+
+    def __str__(self) -> str:
+        return "\n".join(self.mistakes)
+
+
+def load(
+    file: Path | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> Settings:
+    """Read the whole configuration, once.
+
+    Args:
+        file: A TOML file; None = the one that ``TRIO_ADMISSION_CONFIG`` names, if it names one.
+        environ: Default: `os.environ`. Blank values count as absent.
+        flags: The text of each flag that was given, under `Option.argument`.
+
+    Raises:
+        ConfigurationError: Something is wrong; everything that is.
+    """
+    env = os.environ if environ is None else environ
+    if file is None and env.get(CONFIG, "").strip():
+        file = Path(env[CONFIG].strip())
+    reading = _Reading()
+    if file is not None:
+        reading.read_file(file)
+    reading.read_environment(env)
+    reading.read_flags(flags or {})
+    return reading.settings()
+
+
+class _Reading:
+    """What has been read so far: values that fit, where they were said, and mistakes."""
+
+    def __init__(self) -> None:
+        self._mistakes: list[str] = []
+        self._gateway: dict[str, Any] = {}
+        self._pool: dict[str, Any] = {}
+        self._backends: dict[str, dict[str, Any]] = {}
+        self._keys: dict[str, dict[str, Any]] = {}
+        self._places: dict[tuple[str, ...], str] = {}
+
+    def read_file(self, file: Path) -> None:
+        try:
+            text = file.read_text(encoding="utf-8")
+            document = tomllib.loads(text)
+        except OSError as error:
+            self._mistakes.append(f"{file} cannot be read: {error.strerror or error}")
+        except ValueError as error:  # of TOML, or of UTF-8
+            self._mistakes.append(f"{file} is not TOML: {error}")
+        else:
+            self._read_document(document, _Places(file, text))
+
+    def read_environment(self, env: Mapping[str, str]) -> None:
+        known = {CONFIG}
+        for options, values in self._said_outside():
+            for option in options:
+                known.add(option.in_environment)
+                if option.variable:
+                    self._read_pool_variable(option, env)
+                elif text := env.get(option.in_environment, "").strip():
+                    self._take_text(option, text, option.in_environment, values)
+        for name in env:
+            if name.startswith(PREFIX) and name not in known and not name.startswith(_NOT_OURS):
+                self._mistakes.append(f"{name} is no variable of the gateway{_suggest(name, known)}")
+
+    def read_flags(self, flags: Mapping[str, str]) -> None:
+        for options, values in self._said_outside():
+            for option in options:
+                if option.argument in flags:
+                    self._take_text(option, flags[option.argument], option.flag, values)
+
+    def settings(self) -> Settings:
+        """Return the whole, or raise `ConfigurationError`."""
+        backends = {name: said for name, said in self._backends.items() if said or name != DEFAULT}
+        if not (backends or self._mistakes):
+            self._mistakes.append(
+                "no backend is configured: give the address of a llama-server"
+                f" (--upstream URL, {PREFIX}UPSTREAM, or url in a table [backends.NAME] of the file)"
+            )
+        for name, said in backends.items():
+            self._require("backends", name, "url", said)
+        for name, said in self._keys.items():
+            self._require("keys", name, "hash", said)
+        self._refuse_the_same_key_twice()
+        host = self._gateway.get("host", "127.0.0.1")
+        if not (self._keys or self._gateway.get("insecure") or is_loopback(host)):
+            self._mistakes.append(f"{self._places['host',]} {EXPOSED}")
+        if self._mistakes:
+            raise ConfigurationError(self._mistakes)
+        if "waiting_per_slot" in self._pool:
+            self._pool["min_waiting"] = None
+        return Settings(
+            **self._gateway,
+            admission=AdmissionConfig(**self._pool),
+            backends=tuple(BackendSettings(name=name, **said) for name, said in backends.items()),
+            keys=tuple(_api_key(name, **said) for name, said in self._keys.items()),
+        )
+
+    def _said_outside(self) -> list[tuple[tuple[Option, ...], dict[str, Any]]]:
+        """The options that variables and flags know, and where their values belong."""
+        default = self._backends.setdefault(DEFAULT, {})
+        return [(GATEWAY, self._gateway), (POOL, self._pool), (BACKEND, default)]
+
+    def _read_document(self, document: Mapping[str, Any], places: _Places) -> None:
+        for group, options, tables in (("backends", BACKEND, self._backends), ("keys", KEY, self._keys)):
+            named = document.get(group, {})
+            if not _is_tables(named):
+                self._mistakes.append(f"{places.of(group)} must be made of tables [{group}.NAME]")
+                continue
+            for name, table in named.items():
+                path = (group, name)
+                self._places[path] = places.of(*path)
+                self._read_table(table, options, places, tables.setdefault(name, {}), path)
+                if not (name and name.isprintable()):
+                    self._mistakes.append(f"{places.of(*path)} must have a name that can be printed")
+        plain = {name: value for name, value in document.items() if name not in {"backends", "keys"}}
+        pool = {option.name for option in POOL}
+        self._read_table(
+            {name: value for name, value in plain.items() if name in pool}, POOL, places, self._pool
+        )
+        self._read_table(
+            {name: value for name, value in plain.items() if name not in pool},
+            GATEWAY,
+            places,
+            self._gateway,
+            also=(*pool, "backends", "keys"),
+        )
+
+    def _read_table(
+        self,
+        table: Mapping[str, Any],
+        options: Iterable[Option],
+        places: _Places,
+        values: dict[str, Any],
+        path: tuple[str, ...] = (),
+        also: Iterable[str] = (),
+    ) -> None:
+        known = {option.name: option for option in options}
+        for name, value in table.items():
+            place = places.of(*path, name)
+            if name in known:
+                self._take(known[name], value, place, values, path)
+            else:
+                self._mistakes.append(f"{place} is not a setting{_suggest(name, {*known, *also})}")
+
+    def _read_pool_variable(self, option: Option, env: Mapping[str, str]) -> None:
+        # Their fallback names and their leniency are the library's: see `AdmissionConfig.from_env`.
+        mine = {name: text for name, text in env.items() if name.endswith(_ADMISSION + option.variable)}
+        if any(text.strip() for text in mine.values()):
+            config = AdmissionConfig.from_env(mine)
+            if option.name == "waiting_per_slot" and config.min_waiting is not None:
+                self._pool.pop(option.name, None)  # not understood: the default stands, with its floor
+            else:
+                self._pool[option.name] = getattr(config, option.name)
+
+    def _take_text(self, option: Option, text: str, place: str, values: dict[str, Any]) -> None:
+        try:
+            value = option.kind.read(text)
+        except (ValueError, KeyError):
+            self._mistakes.append(f"{place} {option.kind.complaint(text)}")
+        else:
+            self._take(option, value, place, values)
+
+    def _take(
+        self, option: Option, value: object, place: str, values: dict[str, Any], path: tuple[str, ...] = ()
+    ) -> None:
+        self._places[*path, option.name] = place
+        if not option.kind.fits(value):
+            self._mistakes.append(f"{place} {option.kind.complaint(value)}")
+            values.setdefault(option.name, option.default)  # said, if wrongly: it is not missing too
+            return
+        if isinstance(value, list):
+            value = tuple(value)
+        values[option.name] = value
+
+    def _require(self, group: str, name: str, needed: str, said: Mapping[str, Any]) -> None:
+        if needed not in said:
+            place = self._places.get((group, name), f"[{group}.{name}]")
+            hint = f" (--upstream URL or {PREFIX}UPSTREAM)" if (group, name) == ("backends", DEFAULT) else ""
+            self._mistakes.append(f"{place}: {needed} is missing{hint}")
+
+    def _refuse_the_same_key_twice(self) -> None:
+        seen: dict[str, str] = {}
+        for name, said in self._keys.items():
+            digest = said.get("hash")
+            if digest is not None and digest in seen:
+                place = self._places["keys", name, "hash"]
+                self._mistakes.append(f"{place} must not be that of another key, {seen[digest]!r}")
+            elif digest is not None:
+                seen[digest] = name
+
+
+class _Places:
+    """Where things stand in a file. Python's TOML reader does not say; this finds the usual forms."""
+
+    def __init__(self, file: Path, text: str) -> None:
+        self._file = file
+        self._lines: dict[tuple[str, ...], int] = {}
+        table: tuple[str, ...] = ()
+        for number, line in enumerate(text.splitlines(), 1):
+            if header := _HEADER.fullmatch(line):
+                table = tuple(part.strip().strip("\"'") for part in header[1].split("."))
+                self._lines.setdefault(table, number)
+            elif entry := _ENTRY.match(line):
+                self._lines.setdefault((*table, *entry[1].split(".")), number)
+
+    def of(self, *path: str) -> str:
+        """Return the place of a key: file, line and path, or file and path."""
+        line = self._lines.get(path)
+        return f"{self._file}{'' if line is None else f':{line}'}: {'.'.join(path)}"
+
+
+def _api_key(name: str, *, models: Iterable[str] | None = None, **said: Any) -> ApiKey:
+    return ApiKey(name=name, models=None if models is None else frozenset(models), **said)
+
+
+def _is_tables(value: object) -> TypeGuard[dict[str, dict[str, Any]]]:
+    return isinstance(value, dict) and all(isinstance(each, dict) for each in value.values())
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
