@@ -59,6 +59,8 @@ class Core(Granting):
 
     def arrive(self, claim: Claim) -> None:
         """Grant at once, give a place in the line, or raise `LineFull` or `PoolClosed`."""
+        if claim.id:
+            raise RuntimeError("a reservation may be entered only once")
         claim.since = now = self._begin()
         self._arrivals = claim.id = self._arrivals + 1
         if claim.max_wait is not None:
@@ -91,7 +93,10 @@ class Core(Granting):
             del self.parked[claim]
         else:
             self.line.remove(claim)
-        self._end(claim)
+        claim.state = ENDED
+        self.budget.claims.discard(claim)
+        if claim.preferred:
+            self._cool(claim)
         if self.announcer.instruments:
             kind = EventKind.LOST if lost else EventKind.ENDED if claim.granted else EventKind.CANCELLED
             self._note(kind, claim, slots, seconds)
@@ -108,7 +113,7 @@ class Core(Granting):
         if claim.deadline != math.inf and not claim.watched and not claim.granted and self.waits(claim):
             claim.watched = True
             heapq.heappush(self._deadlines, (claim.deadline, claim.id, claim))
-            if len(self._deadlines) > 2 * len(self.line) + 16:  # most are of claims that have gone since
+            if len(self._deadlines) > 2 * self.line.length + 16:  # most are of claims that have gone since
                 self._deadlines = [entry for entry in self._deadlines if self.waits(entry[2])]
                 heapq.heapify(self._deadlines)
 
@@ -150,15 +155,15 @@ class Core(Granting):
     def _time_out(self, claim: Claim, now: float) -> None:
         self.line.remove(claim)
         self._note(EventKind.TIMED_OUT, claim, seconds=now - claim.since)
-        self._end(claim, WaitTimeout(self.statistics(), self.retry_after()))
+        self._dismiss(claim, WaitTimeout(self.statistics(), self.retry_after()))
 
-    def _end(self, claim: Claim, refusal: PoolClosed | WaitTimeout | None = None) -> None:
+    def _dismiss(self, claim: Claim, refusal: PoolClosed | WaitTimeout) -> None:
+        """End a claim that was taken out of the line, and tell whoever waits for it."""
         claim.state = ENDED
         claim.refusal = refusal
-        self.budget.give_back(claim)
         if claim.preferred:
             self._cool(claim)
-        if refusal is not None and claim.wake is not None:
+        if claim.wake is not None:
             claim.wake.close()
 
     # Parking and returning.
@@ -298,7 +303,7 @@ class Core(Granting):
         if dismiss:
             for claim in self.line.order(now, self.held.share)[len(self.line.returning) :]:
                 self.line.remove(claim)
-                self._end(claim, PoolClosed(f"pool {self.name!r} was closed"))
+                self._dismiss(claim, PoolClosed(f"pool {self.name!r} was closed"))
                 self._note(EventKind.REFUSED, claim, reason="closed")
         self._fill(now)
 

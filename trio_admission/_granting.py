@@ -79,7 +79,7 @@ class Granting:
     @property
     def idle(self) -> bool:
         """Whether nothing is held, waiting, parked or returning."""
-        return not self.holders and not self.parked and not len(self.line)
+        return not self.holders and not self.parked and not self.line.length
 
     def statistics(self) -> PoolStatistics:
         """Return the counts of this moment."""
@@ -116,8 +116,8 @@ class Granting:
 
     def waiting(self) -> list[Waiting]:
         """Return everybody who waits, in order."""
-        if not len(self.line):
-            return []
+        if not self.line.length:
+            return []  # also where there is no clock, outside of a run
         now, returning = self.now(), self.line.returning
         return [
             Waiting(claim.id, place, claim.flow, claim.priority, now - claim.since, claim in returning)
@@ -128,15 +128,15 @@ class Granting:
         """Return the expected wait of a claim, or of a newcomer, in seconds; None before any measurement."""
         if claim is not None:
             position = self.position(claim)
-        elif not len(self.line) and not self.suspensions and self.held.fits(ONE_SLOT):
+        elif not self.line.length and not self.suspensions and self.held.fits(ONE_SLOT):
             position = 0
         else:
-            position = len(self.line) + 1
+            position = self.line.length + 1
         return self.meter.wait(position, self.slots) if position else 0.0
 
     def retry_after(self) -> float:
         """Return when somebody who is refused now should come again, in seconds within 1..60."""
-        return self.meter.retry_after(len(self.line) + 1, self.slots)
+        return self.meter.retry_after(self.line.length + 1, self.slots)
 
     # What changes are made of.
 
@@ -162,7 +162,7 @@ class Granting:
                 self._granted(newcomer, now)
             else:
                 line.add(newcomer)
-        if len(line) and not self.suspensions:
+        if line.length and not self.suspensions:
             while held.slots < held.ids.size:  # nobody fits into a full pool: do not look who is next
                 head = line.head(now)
                 if head is None or not held.take(head):
@@ -171,7 +171,9 @@ class Granting:
                 self._granted(head, now)
             if self.lenders:
                 self._lend(now)
-        self._settle()
+        self._ranking = None
+        if self.announcer.events or self.on_idle is not None:
+            self._settle()
 
     def _lend(self, now: float) -> None:
         """Let children that still wait have the slots of their parents' refused parks, one child each."""
@@ -184,7 +186,7 @@ class Granting:
                 self._granted(child, now)
 
     def _settle(self) -> None:
-        self._ranking = None
+        """Tell those outside what has changed."""
         if self.announcer.events:
             self.announcer.tell()
         if self.on_idle is not None and self.idle:
@@ -210,7 +212,8 @@ class Granting:
         del self.holders[claim]
         if claim.open:
             return
-        self.line.release(claim)
+        if claim.account is not None:
+            self.line.release(claim)
         borrower, lender = claim.borrower, claim.lender
         if borrower is None and lender is None:
             self.held.give_back(claim, slots, left_by)

@@ -60,7 +60,7 @@ class Holdings:
         claim.share = charge.slots / self.ids.size if self.kv_tokens is None else self.share(charge)
         self.slots += charge.slots
         self.tokens += charge.tokens
-        claim.slots = self.ids.take(min(claim.cost.slots, self.ids.size), claim.preferred)
+        claim.slots = self.ids.take(claim.cost.slots, claim.preferred)
         return True
 
     def give_back(self, claim: Claim, slots: Iterable[int], left_by: object) -> None:

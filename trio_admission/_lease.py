@@ -49,20 +49,15 @@ class Waits:
             tuple[trio.MemorySendChannel[tuple[int, ...]], trio.MemoryReceiveChannel[tuple[int, ...]]]
         ] = []
 
-    def arrive(self, claim: Claim) -> None:
-        """Let the claim arrive, once, in the Trio run that uses the pool."""
-        run = current_trio_token()
-        if run is not self.run:
-            if self.run is not None and not self.core.idle:
-                raise RuntimeError("the pool is in use in another Trio run")
-            self.run = run
-            self.core.now = trio.lowlevel.current_clock().current_time
-            self.core.forget_tickets()  # their times are of another clock
-            self._spare.clear()
-            self._enter_run()
-        if claim.id:
-            raise RuntimeError("a reservation may be entered only once")
-        self.core.arrive(claim)
+    def enter_run(self) -> None:
+        """Belong to the Trio run of the calling task from now on."""
+        if self.run is not None and not self.core.idle:
+            raise RuntimeError("the pool is in use in another Trio run")
+        self.run = current_trio_token()
+        self.core.now = trio.lowlevel.current_clock().current_time
+        self.core.forget_tickets()  # their times are of another clock
+        self._spare.clear()
+        self._enter_run()
 
     def watch(self, claim: Claim) -> None:
         """See to it that the claim's place is gone when its ``max_wait`` has passed, though no task waits.
@@ -194,7 +189,9 @@ class Lease(Arrival):
     @enable_ki_protection
     async def __aenter__(self) -> Lease:
         waits, claim = self._waits, self._claim
-        waits.arrive(claim)
+        if waits.run is not current_trio_token():
+            waits.enter_run()
+        waits.core.arrive(claim)
         try:
             if claim.granted:
                 await checkpoint()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class Line:
     """Everybody who waits.
 
+    ``length`` is how many they are.
+
     Args:
         aging: Seconds of waiting that weigh as much as one step of priority; None = they weigh nothing.
         holders: Those who hold, kept by the caller. A flow is known for as long as it waits or holds.
@@ -30,6 +32,7 @@ class Line:
 
     def __init__(self, aging: float | None, holders: Collection[Claim]) -> None:
         self.returning: OrderedDict[Claim, None] = OrderedDict()
+        self.length = 0
         self._aging = aging
         self._holders = holders
         # While one flow is alone: its key, its newcomers, and by how much the end of its latest request lies
@@ -40,17 +43,14 @@ class Line:
         self.ahead = 0.0
         self._fair: FairShares | None = None  # when it is not
 
-    def __len__(self) -> int:
-        return len(self.returning) + self.newcomers
-
     @property
     def newcomers(self) -> int:
         """How many newcomers wait."""
-        return len(self._queue) if self._fair is None else self._fair.waiting
+        return self.length - len(self.returning)
 
     def would_lead(self, newcomer: Claim) -> bool:
         """Say whether nobody waits and nobody of another flow or priority holds."""
-        if self._queue or self.returning or self._fair is not None:
+        if self.length or self._fair is not None:
             return False
         if not self._holders:
             self._flow, self._priority = newcomer.flow, newcomer.priority
@@ -64,12 +64,14 @@ class Line:
             self._queue[claim] = None
         else:
             fair.add(claim)
+        self.length += 1
         if claim.parent is not None:
             claim.parent.children[claim] = None
 
     def add_returning(self, claim: Claim) -> None:
         """Let a holder join who comes back."""
         self.returning[claim] = None
+        self.length += 1
         if claim.parent is not None:
             claim.parent.children[claim] = None
 
@@ -81,11 +83,13 @@ class Line:
             del self._queue[claim]
         else:
             self._fair.remove(claim)
+        self.length -= 1
         if claim.parent is not None:
             del claim.parent.children[claim]
 
     def grant(self, claim: Claim) -> None:
         """Take a claim out and book its grant, which takes ``claim.share`` of the pool (0 = it is lent)."""
+        self.length -= 1
         if claim in self.returning:
             del self.returning[claim]
             fair = self._shares_with(claim)
@@ -128,7 +132,7 @@ class Line:
 
     def _shares_with(self, claim: Claim) -> FairShares | None:
         """Return what divides the pool between the flows once this claim is there; None = one is alone."""
-        if not self._holders and not self.newcomers:
+        if not self._holders and self.length == len(self.returning):
             self._flow, self._priority, self.ahead = claim.flow, claim.priority, 0.0
             self._fair = None
         elif self._fair is None and (claim.flow != self._flow or claim.priority != self._priority):

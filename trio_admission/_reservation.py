@@ -6,7 +6,7 @@ import math
 from typing import final
 
 import trio
-from trio.lowlevel import enable_ki_protection
+from trio.lowlevel import current_trio_token, enable_ki_protection
 
 from ._lease import Arrival, Lease
 
@@ -20,7 +20,9 @@ class Reservation(Arrival):
     @enable_ki_protection
     async def __aenter__(self) -> Reservation:
         waits, claim = self._waits, self._claim
-        waits.arrive(claim)
+        if waits.run is not current_trio_token():
+            waits.enter_run()
+        waits.core.arrive(claim)
         try:
             await trio.lowlevel.checkpoint()
         except BaseException:

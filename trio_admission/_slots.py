@@ -28,7 +28,7 @@ class SlotIds:
         return len(self._cold) + len(self._warm)
 
     def take(self, count: int, preferred: Iterable[int] = ()) -> tuple[int, ...]:
-        """Take ``count`` free ids, those of ``preferred`` first where they are free."""
+        """Take ``count`` free ids, or all, those of ``preferred`` first where they are free."""
         if count == 1 and not preferred and self._cold:
             return (self._cold.popitem()[0],)
         taken = [slot for slot in dict.fromkeys(preferred) if slot in self._cold or slot in self._warm][
@@ -37,7 +37,7 @@ class SlotIds:
         for slot in taken:
             if self._cold.pop(slot, self) is self:
                 del self._warm[slot]
-        while len(taken) < count:
+        while len(taken) < min(count, self.size):
             taken.append(self._cold.popitem()[0] if self._cold else self._warm.popitem(last=False)[0])
         return tuple(taken)
 
