@@ -343,7 +343,7 @@ def time_position(core: Core, newcomers: list[Claim]) -> float:
     for claim in newcomers:
         core.arrive(claim)
     last = newcomers[-1]
-    asked = 8 * len(core.line)
+    asked = 8 * core.line.length
     start = time.thread_time()
     for _ in range(asked):
         core.position(last)
@@ -373,8 +373,8 @@ def growing(rounds: int, lengths: tuple[int, ...], flows: int) -> dict[str, dict
                 curves[name][length] = min(took, curves[name].get(length, took))
                 for claim in newcomers:
                     core.leave(claim)
-                while len(core.line) < length:  # who was granted its turn is replaced
-                    core.arrive(Claim(flow=str(len(core.line) % flows)))
+                while core.line.length < length:  # who was granted its turn is replaced
+                    core.arrive(Claim(flow=str(core.line.length % flows)))
     gc.enable()
     gc.unfreeze()
     return curves
