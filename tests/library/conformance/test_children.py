@@ -165,6 +165,24 @@ async def test_tokens_of_a_child_that_borrows_are_those_of_its_parent(make_pool:
         assert pool.statistics().kv_held == 80
 
 
+async def test_a_child_borrows_whatever_it_costs(make_pool: MakePool) -> None:
+    """E9: it has its parent's slots, and no more is charged: the parent may wait for just this child."""
+    pool = await make_pool(4, kv_tokens=16, park_budget=ParkBudget(0))
+    async with visiting(pool) as house:
+        parent = await house.serve("parent", cost=Cost(tokens=1))
+        child = await house.arrive("child", parent=parent.lease, cost=Cost(slots=5, tokens=20))
+        behind = await house.arrive("behind", cost=Cost(slots=3))
+        assert child.waits
+        assert behind.waits
+        await parent.park()
+        await child.served()
+        assert child.lease is not None
+        assert parent.lease is not None
+        assert child.lease.slots == parent.lease.slots
+        await behind.served()  # G5, G7: the head went, and those behind it are looked at
+        assert (pool.statistics().held, pool.statistics().kv_held) == (4, 1)
+
+
 async def test_a_borrowed_slot_can_be_parked(make_pool: MakePool) -> None:
     """E9, E3: it goes back to the parent meanwhile, who may lend it again."""
     budget = ParkBudget(1)

@@ -293,10 +293,11 @@ async def test_a_return_prefers_the_slot_that_it_had(make_pool: MakePool) -> Non
     """S1: and takes another one rather than wait for it."""
     pool = await make_pool(2)
     async with visiting(pool) as house:
-        parker = await house.serve("parker", prefer_slot=1)
+        other = await house.serve("other", prefer_slot=0)
+        parker = await house.serve("parker")
         await parker.park()
-        async with pool.admit(prefer_slot=0):
-            pass
+        other.leave()
+        await other.left()
         parker.come_back()
         await parker.served()
         assert _slot(parker) == 1
@@ -331,6 +332,20 @@ async def test_a_slot_whose_holder_has_come_back_elsewhere_is_like_any_other(mak
         await gone.left()
         async with pool.admit(prefer_slot=2):
             assert _slot(await house.serve("next")) == 0
+
+
+async def test_a_slot_that_a_return_does_not_need_any_more_is_like_any_other(make_pool: MakePool) -> None:
+    """S1, E6: it held two, and comes back for one; the other is not kept for it before an older park's."""
+    pool = await make_pool(3)
+    async with visiting(pool) as house:
+        older = await house.serve("older", prefer_slot=0)
+        await older.park()
+        async with pool.admit(cost=Cost(slots=2), prefer_slot=1) as lease:
+            assert sorted(lease.slots) == [1, 2]
+            async with lease.parked(Cost(slots=1)):
+                pass
+            (kept,) = lease.slots
+            assert _slot(await house.serve("next")) == {1: 2, 2: 1}[kept]
 
 
 def _slot(visitor: Visitor) -> int:
