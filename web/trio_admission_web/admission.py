@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -26,7 +26,7 @@ from .resumes import HEADER, Resumes
 from .routing import Directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from trio_admission import Lease, Reservation, ResumeTicket
 
@@ -51,7 +51,7 @@ class Answer:
     status: int
     content_type: bytes | None
     body: bytes | Relay
-    headers: Sequence[tuple[str, str]] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,18 +334,18 @@ class Passage:
     def _turn_is_due(self) -> bool:
         return self._turns is not None and self._turns.due
 
-    def _issue_ticket(self) -> Sequence[tuple[str, str]]:
+    def _issue_ticket(self) -> Mapping[str, str]:
         """Keep a ticket for the follow-up of an answer that ends in calls of the client's tools."""
         if self._resume is None or self._lease is None or not self._exchange.calls_client:
-            return ()
+            return {}
         ticket = self._lease.issue_ticket(self._settings.resume_ttl)
         if ticket is None:
-            return ()
+            return {}
         self._gateway.resumes.keep(self._resume, self.backend.name, ticket)
         return self._resume_header()
 
-    def _resume_header(self) -> Sequence[tuple[str, str]]:
-        return () if self._resume is None else ((HEADER, self._resume),)
+    def _resume_header(self) -> Mapping[str, str]:
+        return {} if self._resume is None else {HEADER: self._resume}
 
     async def _room(self) -> None:
         try:

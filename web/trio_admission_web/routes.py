@@ -19,8 +19,8 @@ from .logs import tell
 from .operations import add_operations
 from .problems import ProblemError
 from .relay import Relay
-from .resumes import HEADER
 from .rendering import json_response, render_http_exception, render_problem, typed
+from .resumes import HEADER
 from .serving.connection import request_scope
 from .toolbox import Toolbox, add_approvals
 from .upstream import passed_on
@@ -77,7 +77,7 @@ MODELS: Final = ("/v1/models", "/models")
 QUIET: Final = frozenset({"/health", "/ready", "/metrics"})
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PARENT: Final = "admission-parent"
-_STREAM_HEADERS: Final = (("Cache-Control", "no-cache, no-transform"), ("X-Accel-Buffering", "no"))
+_STREAM_HEADERS: Final = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
 
 
 def add_routes(app: Quart, gateway: Gateway) -> None:
@@ -128,8 +128,8 @@ async def _admit(gateway: Gateway, toolbox: Toolbox, read: Callable[[bytes], Exc
     nursery.start_soon(passage.run)
     answer = await passage.answer()
     if not isinstance(answer.body, Relay):
-        return typed(Response(answer.body, answer.status, list(answer.headers)), answer.content_type)
-    response = Response(_Drain(answer.body), answer.status, [*_STREAM_HEADERS, *answer.headers])
+        return typed(Response(answer.body, answer.status, {**answer.headers}), answer.content_type)
+    response = Response(_Drain(answer.body), answer.status, {**_STREAM_HEADERS, **answer.headers})
     response.timeout = None
     return typed(response, answer.content_type)
 
@@ -169,7 +169,10 @@ async def _models(gateway: Gateway) -> Response:
     async with trio.open_nursery() as nursery:
         for backend in gateway.backends.values():
             nursery.start_soon(ask, backend)
-    union = {str(model["id"]): model for name in gateway.backends for model in reversed(listed[name])}
+    union: dict[str, dict[str, object]] = {}
+    for name in gateway.backends:
+        for model in listed[name]:
+            union.setdefault(str(model["id"]), model)
     data = [model for name, model in union.items() if g.key is None or g.key.may_use(name)]
     return json_response({"object": "list", "data": data})
 

@@ -25,7 +25,16 @@ class Chat(Choices):
         self.slots = read_choices(body)
         self.output_limit = read_limit(body, *LIMITS)
         self.upstream_body = raw if self.stream else splice(raw, AS_STREAM)
+        self.has_tools = bool(body.get("tools"))
         self._prefill = Prefill() if self.stream else read_prefill(messages)
+
+    def _is_marked(self, events: bytes) -> bool:
+        return super()._is_marked(events) or (self.has_tools and b'"tool_calls"' in events)
+
+    def _is_last(self, data: bytes, chunk: dict[str, Any]) -> bool:
+        reasons = (part.get("finish_reason") for part in chunk.get("choices") or ())
+        self.calls_client = self.calls_client or "tool_calls" in reasons
+        return super()._is_last(data, chunk)
 
     def _new_choice(self) -> Choice:
         return _ChatChoice(self._prefill)

@@ -43,6 +43,14 @@ class Exchange(Protocol):
         """Tokens that may be generated for each choice; None if the client set no limit."""
 
     @property
+    def has_tools(self) -> bool:
+        """Whether the model may call tools of the client."""
+
+    @property
+    def calls_client(self) -> bool:
+        """Whether the answer, as far as it has come, ends in calls of the client's tools."""
+
+    @property
     def upstream_body(self) -> bytes:
         """The client's bytes, changed only to ask for a stream where the client did not."""
 

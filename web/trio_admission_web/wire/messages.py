@@ -27,6 +27,7 @@ class Messages(Streamed):
         self.stream = read_flag(body, "stream")
         self.output_limit = read_limit(body, "max_tokens")
         self.upstream_body = raw if self.stream else splice(raw, {"stream": b"true"})
+        self.has_tools = bool(body.get("tools"))
         self._message: dict[str, Any] = {}
         self._blocks = {} if self.stream else _prefilled(read_prefill(messages))
 
@@ -52,7 +53,12 @@ class Messages(Streamed):
         # SDKs pass over an event without a name.
         return translated if event is None or not event.startswith(b"event") else event
 
+    def _is_marked(self, events: bytes) -> bool:
+        return super()._is_marked(events) or (self.has_tools and b'"tool_use"' in events)
+
     def _is_last(self, data: bytes, chunk: dict[str, Any]) -> bool:  # noqa: ARG002
+        if chunk.get("type") == "message_delta" and chunk["delta"].get("stop_reason") == "tool_use":
+            self.calls_client = True
         return chunk.get("type") == "message_stop"
 
     def _fold(self, chunk: dict[str, Any]) -> None:

@@ -20,6 +20,8 @@ class Streamed(ABC):
     """
 
     stream: bool
+    has_tools = False
+    calls_client = False
 
     _mark: bytes
     """What every last event contains; others may."""

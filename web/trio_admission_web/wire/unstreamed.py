@@ -20,6 +20,8 @@ class Unstreamed(ABC):
     """An `Exchange` in which no event is ever sent: an event stream is not an answer to it."""
 
     stream = False
+    has_tools = False
+    calls_client = False
     finished = False
     failure: Problem | None = None
     output_limit: int | None = 0

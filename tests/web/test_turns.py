@@ -1,0 +1,426 @@
+"""Tools that the gateway runs: who has the slot meanwhile, what the client sees, and how it may end early."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from tests.support.gateway import CHAT, Reply, call, chat, connect, gateway
+from tests.support.tools import PLACES
+from trio_admission.testing.fake_llama_server import FakeLlamaServer, Script, ToolCall
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from trio.testing import MockClock
+
+    from trio_admission_web.app import App
+
+FIND = ToolCall("find", ['{"what":', '"x"}'])
+CALLS = Script(tokens=0, tool_calls=[FIND], interval=1.0)
+ANSWERS = Script(tokens=["Here", " it is"], interval=1.0)
+MESSAGES = "/v1/messages"
+
+
+@asynccontextmanager
+async def one_slot(*scripts: Script, **settings: Any) -> AsyncIterator[tuple[App, FakeLlamaServer]]:
+    """A gateway in front of one slot, on which two words take 2 s."""
+    server = FakeLlamaServer(total_slots=1, words=2, interval=1.0)
+    async with gateway(server, **{"tools": PLACES, **settings}) as app:
+        server.script(*scripts)
+        yield app, server
+
+
+def asking(*tools: str, approval: str = "auto", **members: Any) -> dict[str, Any]:
+    """The body of a request for tools of the gateway."""
+    return chat(admission={"tools": list(tools), "approval": approval}, **{"stream": True, **members})
+
+
+def told(reply: Reply) -> list[tuple[float, dict[str, Any]]]:
+    """What the client was told of its tools, and when."""
+    found = []
+    for at, part in reply.parts:
+        for event in part.split(b"\n\n"):
+            data = event.partition(b"data: ")[2]
+            if b'"admission"' in data:
+                found.append((at, json.loads(data)["admission"]))
+    return found
+
+
+def text(reply: Reply) -> str:
+    """What the model says in a chat's stream."""
+    data = [event[6:] for event in reply.body.split(b"\n\n") if event.startswith(b"data: {")]
+    parts = [part for each in data for part in json.loads(each)["choices"]]
+    return "".join(part["delta"].get("content") or "" for part in parts)
+
+
+async def approvals(app: App) -> list[dict[str, Any]]:
+    found = (await call(app, "/admission/approvals", method="GET")).json["approvals"]
+    assert isinstance(found, list)
+    return found
+
+
+async def decide(app: App, name: str | None = None, **body: Any) -> Reply:
+    """Answer a question, the first one without a name."""
+    name = name or (await approvals(app))[0]["id"]
+    return await call(app, f"/admission/approvals/{name}", body or {"decision": "allow"})
+
+
+def state(app: App) -> tuple[int, int, int, int]:
+    """Held, waiting, parked, returning."""
+    now = app.gateway.backend.pool.statistics()
+    return now.held, now.waiting, now.parked, now.returning
+
+
+async def test_the_slot_serves_others_until_the_approval_and_the_approved_one_is_next(
+    autojump_clock: MockClock,
+) -> None:
+    async with one_slot(CALLS) as (app, server), trio.open_nursery() as nursery:
+        a, b, c = Reply(), Reply(), Reply()
+
+        async def ask(into: Reply, after: float, body: dict[str, Any]) -> None:
+            await trio.sleep(after)
+            vars(into).update(vars(await call(app, CHAT, body)))
+
+        nursery.start_soon(ask, a, 0, asking("find", seed=1))  # calls at 2 s
+        nursery.start_soon(ask, b, 3, chat(stream=True, seed=2))  # runs from 3 s to 5 s
+        nursery.start_soon(ask, c, 4.5, chat(stream=True, seed=3))  # waits
+        await trio.sleep(2.5)
+        assert state(app) == (0, 0, 1, 0)
+        await trio.sleep(1.5)
+        assert state(app) == (1, 0, 1, 0)
+        assert (await decide(app)).json["decision"] == "allow"  # at 4 s
+    started = [(json.loads(each.body)["seed"], each.launched) for each in server.generations]
+    assert started == [(1, 0), (2, 3), (1, 5), (3, 7)]
+    [asked, decided, began, ended, returning, resumed] = told(a)
+    assert [at for at, _ in told(a)] == [2, 4, 4, 4, 4, 5]
+    assert asked[1] == {
+        "type": "approval_required", "call": asked[1]["call"], "tool": "find", "id": asked[1]["id"],
+        "arguments": {"what": "x"}, "expires_at": asked[1]["expires_at"],
+    }  # fmt: skip
+    assert (decided[1]["type"], decided[1]["decision"]) == ("approval_decided", "allow")
+    assert (began[1]["type"], began[1]["arguments"]) == ("tool_started", {"what": "x"})
+    assert (ended[1]["type"], ended[1]["ok"], ended[1]["result"]) == ("tool_result", True, "found x")
+    assert (returning[1]["type"], returning[1]["position"]) == ("returning", 1)
+    assert resumed[1] == {"type": "resumed"}
+    assert (text(a), a.seconds, a.body.count(b"[DONE]")) == ("r3w0 r3w1", 7, 1)
+    assert (b.seconds, c.seconds) == (2, 4.5)
+
+
+async def test_the_model_is_told_the_result(autojump_clock: MockClock) -> None:
+    async with one_slot(CALLS, ANSWERS) as (app, server):
+        await call(app, CHAT, asking("find", approval="never"))
+    first, second = (json.loads(each.body) for each in server.generations)
+    assert "admission" not in first
+    assert [each["function"]["name"] for each in first["tools"]] == ["find"]
+    assert second["messages"][-1]["content"] == "found x"
+
+
+async def test_an_answer_in_one_piece_takes_the_same_rounds(autojump_clock: MockClock) -> None:
+    async with one_slot(CALLS, ANSWERS) as (app, _), trio.open_nursery() as nursery:
+
+        async def allow() -> None:
+            await trio.sleep(10)
+            await decide(app)
+
+        nursery.start_soon(allow)
+        reply = await call(app, CHAT, asking("find", stream=False))
+    [choice] = reply.json["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Here it is"}
+    assert (choice["finish_reason"], reply.seconds) == ("stop", 12)
+    assert b"admission" not in reply.body
+
+
+async def test_messages_take_the_same_rounds(autojump_clock: MockClock) -> None:
+    body = asking("find", approval="never", max_tokens=50)
+    async with one_slot(CALLS, ANSWERS, CALLS, ANSWERS) as (app, server):
+        streamed = await call(app, MESSAGES, body)
+        whole = await call(app, MESSAGES, body | {"stream": False})
+    assert [facts["type"] for _, facts in told(streamed)] == ["tool_started", "tool_result", "resumed"]
+    assert streamed.body.count(b"event: message_start") == streamed.body.count(b"event: message_stop") == 1
+    assert whole.json["content"] == [{"type": "text", "text": "Here it is"}]
+    assert json.loads(server.generations[1].body)["messages"][-1]["content"][0]["content"] == "found x"
+
+
+async def test_a_client_without_wishes_sees_none_of_it(autojump_clock: MockClock) -> None:
+    async with one_slot(CALLS) as (app, _):
+        reply = await call(app, CHAT, chat(stream=True))
+    assert b'"finish_reason":"tool_calls"' in reply.body
+    assert b"admission" not in reply.body
+
+
+async def test_signs_of_life_go_on_while_a_person_thinks(autojump_clock: MockClock) -> None:
+    async with one_slot(CALLS, ANSWERS, approval_ttl=21) as (app, _):
+        reply = await call(app, CHAT, asking("find"))
+    assert [at for at, part in reply.parts if part == b": keepalive\n\n"] == [7, 12, 17, 22]
+
+
+async def test_a_question_that_expires_is_a_denial_and_the_model_goes_on(autojump_clock: MockClock) -> None:
+    async with one_slot(CALLS, ANSWERS) as (app, server):
+        reply = await call(app, CHAT, asking("find"))
+        assert await approvals(app) == []
+    assert [facts.get("decision") for _, facts in told(reply)][1] == "expired"
+    assert (text(reply), reply.seconds) == ("Here it is", 3604)
+    assert "not run" in json.loads(server.generations[1].body)["messages"][-1]["content"]
+
+
+async def test_a_denial_and_its_reason_are_told_to_the_model(autojump_clock: MockClock) -> None:
+    async with one_slot(CALLS, ANSWERS) as (app, server), trio.open_nursery() as nursery:
+        nursery.start_soon(call, app, CHAT, asking("find"))
+        await trio.sleep(3)
+        await decide(app, decision="deny", reason="Not today.")
+    result = json.loads(server.generations[1].body)["messages"][-1]["content"]
+    assert result == "Error: The user did not allow this call. The reason: Not today."
+
+
+async def test_edited_arguments_are_what_runs(autojump_clock: MockClock) -> None:
+    async with one_slot(CALLS, ANSWERS) as (app, server), trio.open_nursery() as nursery:
+        nursery.start_soon(call, app, CHAT, asking("find"))
+        await trio.sleep(3)
+        wrong = await decide(app, decision="allow", arguments={"what": 3})
+        assert (wrong.status, wrong.error["param"]) == (400, "arguments")
+        await decide(app, decision="allow", arguments={"what": "y"})
+    assert json.loads(server.generations[1].body)["messages"][-1]["content"].endswith("\nfound y")
+
+
+async def test_several_calls_are_decided_one_by_one_and_run_at_once(autojump_clock: MockClock) -> None:
+    nap = ToolCall("nap", ['{"seconds":5}'])
+    async with (
+        one_slot(Script(tokens=0, tool_calls=[nap, FIND, nap], interval=1.0), ANSWERS) as (app, server),
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(call, app, CHAT, asking("find", "nap"))
+        await trio.sleep(6)
+        [question] = await approvals(app)
+        await decide(app, question["id"])
+    messages = json.loads(server.generations[1].body)["messages"]
+    assert [each["content"] for each in messages[2:]] == ["slept", "found x", "slept"]
+    assert server.generations[1].launched == 9  # the calls came at 4 s
+
+
+@pytest.mark.parametrize(
+    ("tool", "result"),
+    [
+        (ToolCall("fail", ["{}"]), "Error: It is broken."),
+        (ToolCall("find", ["{}"]), "Error: arguments.what is missing."),
+        (ToolCall("nap", ['{"seconds":1000}']), "Error: nap gave no result within 100 s."),
+    ],
+)
+async def test_a_call_that_fails_has_a_result_too(
+    autojump_clock: MockClock, tool: ToolCall, result: str
+) -> None:
+    async with one_slot(Script(tokens=0, tool_calls=[tool]), ANSWERS) as (app, server):
+        reply = await call(app, CHAT, asking("find", "nap", "fail"))
+    assert text(reply) == "Here it is"
+    assert json.loads(server.generations[1].body)["messages"][-1]["content"] == result
+
+
+# ---- ending early
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_while_parked_is_gone_at_once(
+    autojump_clock: MockClock, *, stream: bool
+) -> None:
+    async with one_slot(CALLS) as (app, server), trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: call(app, CHAT, asking("find", stream=stream), leave_after=3.5))
+        await trio.sleep(3)
+        [question] = await approvals(app)
+        nursery.start_soon(call, app, CHAT, chat(stream=True))  # holds the slot from 3 s to 5 s
+        await trio.sleep(0.75)
+        assert state(app) == (1, 0, 0, 0)
+        assert (await decide(app, question["id"])).status == 404
+    assert server.total == 2
+
+
+async def test_a_client_that_leaves_on_the_way_back_takes_no_slot(autojump_clock: MockClock) -> None:
+    async with one_slot(CALLS) as (app, server), trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: call(app, CHAT, asking("find"), leave_after=4))
+        await trio.sleep(3)
+        nursery.start_soon(call, app, CHAT, chat(stream=True))
+        await trio.sleep(0.5)
+        await decide(app)
+        assert state(app) == (1, 0, 0, 1)
+        await trio.sleep(1)
+        assert state(app) == (1, 0, 0, 0)
+    assert server.total == 2
+
+
+async def test_a_parked_request_can_be_cancelled_by_its_id(autojump_clock: MockClock) -> None:
+    async with one_slot(CALLS) as (app, _), trio.open_nursery() as nursery:
+        reply = Reply()
+
+        async def ask() -> None:
+            named = {"X-Request-Id": "a"}
+            vars(reply).update(vars(await call(app, CHAT, asking("find"), headers=named)))
+
+        nursery.start_soon(ask)
+        await trio.sleep(3)
+        [question] = await approvals(app)
+        assert question["request"] == "a"
+        assert (await call(app, "/admission/requests/a", method="DELETE")).status == 200
+        assert (await decide(app, question["id"])).status == 404
+    assert reply.seconds == 3
+    assert b'"code":"cancelled"' in reply.body
+    assert reply.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_backend_that_crashes_during_an_approval_is_told_in_the_stream(
+    autojump_clock: MockClock,
+) -> None:
+    async with one_slot(CALLS) as (app, server), trio.open_nursery() as nursery:
+        reply = Reply()
+
+        async def ask() -> None:
+            vars(reply).update(vars(await call(app, CHAT, asking("find"))))
+
+        nursery.start_soon(ask)
+        await trio.sleep(3)
+        server.crash()
+        await decide(app)
+    assert b'"code":"bad_gateway"' in reply.body
+    assert reply.body.count(b"[DONE]") == 1
+
+
+# ---- the budget
+
+
+async def test_without_a_park_the_slot_is_kept_and_the_next_approval_asks_again(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        one_slot(CALLS, Script(tokens=1), max_parked=1) as (app, server),
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(call, app, CHAT, asking("find", seed=1))
+        await trio.sleep(3)  # it is parked, and nobody else may be
+        [first] = await approvals(app)
+        server.script(CALLS, CALLS)
+        server.script(Script(tokens=1))
+        nursery.start_soon(call, app, CHAT, asking("find", seed=2))
+        # the script for the second request is the one that was left: it answers, and only then a third calls
+        await trio.sleep(2)
+        nursery.start_soon(call, app, CHAT, asking("find", seed=3))
+        await trio.sleep(3)
+        assert state(app) == (1, 0, 1, 0)  # refused: parked is only the first
+        [_, second] = await approvals(app)
+        await decide(app, first["id"])
+        await trio.sleep(1)
+        assert state(app) == (1, 0, 0, 1)  # the first waits for the slot that the other keeps
+        await decide(app, second["id"])
+        await trio.sleep(3)
+    assert server.max_in_flight == 1
+
+
+# ---- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, asking("nothing"), "admission.tools"),
+        (CHAT, asking("find", n=2), "n"),
+        (CHAT, chat(admission=[]), "admission"),
+        ("/v1/completions", {"prompt": "x", "admission": {"tools": ["find"]}}, "admission"),
+    ],
+)
+async def test_a_request_for_tools_that_cannot_be_had_is_refused(
+    autojump_clock: MockClock, path: str, body: dict[str, Any], param: str
+) -> None:
+    async with one_slot() as (app, server):
+        reply = await call(app, path, body)
+    assert (reply.status, reply.error["param"], server.total) == (400, param, 0)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"{}", b'{"decision":"yes"}'])
+async def test_a_malformed_decision_is_refused_and_an_unknown_one_not_found(
+    autojump_clock: MockClock, body: bytes
+) -> None:
+    async with one_slot(CALLS, ANSWERS) as (app, _), trio.open_nursery() as nursery:
+        nursery.start_soon(call, app, CHAT, asking("find"))
+        await trio.sleep(3)
+        [question] = await approvals(app)
+        assert (await call(app, f"/admission/approvals/{question['id']}", body)).status == 400
+        assert (await decide(app, "x" * 24)).status == 404
+        assert (await decide(app)).status == 200
+        assert (await decide(app, question["id"])).status == 404
+
+
+# ---- tickets
+
+
+async def ask_client_tool(app: App, *, stream: bool = True, path: str = CHAT) -> Reply:
+    tool = {"type": "function", "name": "mine", "function": {"name": "mine"}, "input_schema": {}}
+    return await call(app, path, chat(stream=stream, tools=[tool], max_tokens=50))
+
+
+MINE = Script(tokens=0, tool_calls=[ToolCall("mine", ["{}"])], interval=1.0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_who_brings_a_ticket_back_is_next(
+    autojump_clock: MockClock, path: str, *, stream: bool
+) -> None:
+    async with one_slot(MINE) as (app, server), trio.open_nursery() as nursery:
+        token = (await ask_client_tool(app, stream=stream, path=path)).headers["admission-resume"]
+        assert token
+        for number in range(2):
+            nursery.start_soon(call, app, CHAT, chat(stream=True, seed=number))
+            await trio.sleep(0.1)
+        for _ in range(2):  # the second time it is a newcomer
+            nursery.start_soon(
+                lambda: call(app, CHAT, chat(stream=True, seed=7), headers={"admission-resume": token})
+            )
+            await trio.sleep(0.1)
+        waiting = app.gateway.backend.pool.statistics()
+        assert (waiting.waiting, waiting.returning) == (2, 1)
+    assert [json.loads(each.body).get("seed") for each in server.generations[1:]] == [0, 7, 1, 7]
+
+
+async def test_a_ticket_expires(autojump_clock: MockClock) -> None:
+    async with one_slot(MINE) as (app, _), trio.open_nursery() as nursery:
+        token = (await ask_client_tool(app)).headers["admission-resume"]
+        await trio.sleep(301)
+        nursery.start_soon(call, app, CHAT, chat(stream=True))
+        await trio.sleep(0.1)
+        nursery.start_soon(lambda: call(app, CHAT, chat(stream=True), headers={"admission-resume": token}))
+        await trio.sleep(0.1)
+        assert state(app) == (1, 1, 0, 0)
+
+
+async def test_a_promise_that_came_to_nothing_is_worth_nothing(autojump_clock: MockClock) -> None:
+    async with one_slot() as (app, _), trio.open_nursery() as nursery:
+        streamed = await ask_client_tool(app)
+        assert "admission-resume" not in (await ask_client_tool(app, stream=False)).headers
+        nursery.start_soon(call, app, CHAT, chat(stream=True))
+        await trio.sleep(0.1)
+        for token in (streamed.headers["admission-resume"], "wrong"):
+            nursery.start_soon(
+                lambda t: call(app, CHAT, chat(stream=True), headers={"admission-resume": t}), token
+            )
+        await trio.sleep(0.1)
+        assert state(app) == (1, 2, 0, 0)
+
+
+# ---- sub-agents
+
+
+async def test_a_child_of_a_request_that_keeps_its_slot_borrows_it(autojump_clock: MockClock) -> None:
+    async with one_slot(CALLS, max_parked=0) as (app, _), trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: call(app, CHAT, asking("find"), headers={"X-Request-Id": "mother"}))
+        await trio.sleep(3)
+        assert state(app) == (1, 0, 0, 0)
+        child = await call(app, CHAT, chat(stream=True), headers={"admission-parent": "mother"})
+        assert (child.status, child.seconds) == (200, 2)
+        with trio.move_on_after(5):
+            async with connect(app, CHAT, headers={"admission-parent": "stranger"}) as connection:
+                await connection.send(json.dumps(chat(stream=True)).encode())
+                await connection.send_complete()
+                assert b": queued" in await connection.receive()
+                await connection.disconnect()
+        await decide(app)
