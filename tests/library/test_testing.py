@@ -39,10 +39,10 @@ async def test_check_accepts_a_pool_in_any_state() -> None:
 
 
 async def test_check_finds_books_that_are_wrong() -> None:
-    """E2: a slot that is charged to nobody, and a waiter who could have been admitted."""
+    """E2: a token that is charged to nobody, and a waiter who could have been admitted."""
     pool = SlotPool(2)
-    pool._core.held.slots += 1
-    with pytest.raises(AssertionError, match="held slots"):
+    pool._core.held.ids.take(1)
+    with pytest.raises(AssertionError, match="tokens"):
         check(pool)
     pool = SlotPool(1)
     async with visiting(pool) as house:
