@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.upstream import _Network
 from trio_admission_web.app import App, create_app
+from trio_admission_web.keys import ApiKey, hash_key
 from trio_admission_web.options import BACKEND
 from trio_admission_web.settings import BackendSettings, Settings
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from trio_admission.testing.fake_llama_server import FakeLlamaServer
     from trio_admission_web.serving.testing import ServingTestConnection
+    from trio_admission_web.upstream import Network
 
 UPSTREAM = "http://llama.test"
 CHAT = "/v1/chat/completions"
@@ -32,10 +33,51 @@ def settings_for(url: str, **settings: Any) -> Settings:
     return Settings(**{"backends": (backend,), **settings})
 
 
+def api_key(secret: str, **limits: Any) -> ApiKey:
+    """An API key that is called and shown as ``secret``."""
+    return ApiKey(**{"name": secret, "hash": hash_key(secret), **limits})
+
+
+def shown(secret: str) -> dict[str, str]:
+    """The header that shows a key."""
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def network_of(servers: Mapping[str, FakeLlamaServer]) -> Network:
+    """Connections in memory to several servers, each under its own host."""
+
+    async def connect(host: str, _port: int) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        return servers[host].connect()
+
+    return connect
+
+
+@asynccontextmanager
+async def gateway_to(
+    *backends: tuple[FakeLlamaServer, dict[str, Any]], **settings: Any
+) -> AsyncIterator[App]:
+    """Run several servers and the gateway in front of them; afterwards nothing may be held or waiting."""
+    servers = {f"{of['name']}.test": server for server, of in backends}
+    told = tuple(BackendSettings(**{"url": f"http://{of['name']}.test", **of}) for _, of in backends)
+    app = create_app(Settings(backends=told, **settings), network=network_of(servers))
+    async with AsyncExitStack() as stack:
+        for server in servers.values():
+            await stack.enter_async_context(server)
+        async with app.test_app():
+            await wait_all_tasks_blocked()
+            yield app
+            await wait_all_tasks_blocked()
+            for backend in app.gateway.backends.values():
+                counts = backend.pool.statistics()
+                assert (counts.held, counts.waiting) == (0, 0)
+            assert not app.gateway.passages
+
+
 @asynccontextmanager
 async def gateway(server: FakeLlamaServer, **settings: Any) -> AsyncIterator[App]:
     """Run ``server`` and the gateway in front of it; afterwards nothing may be held, waiting or in flight."""
-    app = create_app(settings_for(UPSTREAM, **settings), network=_Network(server))
+    app = create_app(settings_for(UPSTREAM, **settings), network=network_of({"llama.test": server}))
     async with server, app.test_app():
         await wait_all_tasks_blocked()  # it has asked for its slots
         yield app

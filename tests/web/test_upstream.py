@@ -9,7 +9,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.upstream import _Network
+from tests.support.gateway import network_of
+from trio_admission.testing._fake.stream import memory_connection
 from trio_admission.testing.fake_llama_server import End, FakeLlamaServer, Raw
 from trio_admission_web.problems import ProblemError
 from trio_admission_web.settings import BackendSettings
@@ -30,10 +31,10 @@ BODY = b'{"messages":[],"stream":true}'
 async def client_of(server: FakeLlamaServer, **settings: Any) -> AsyncIterator[Upstream]:
     async with server:
         upstream = Upstream(
-            BackendSettings(**{"url": "http://llama.test:81/base/"} | settings), _Network(server)
+            BackendSettings(**{"url": "http://llama.test:81/base/"} | settings),
+            network_of({"llama.test": server}),
         )
         yield upstream
-        await upstream.aclose()
 
 
 def answer_with(server: FakeLlamaServer, *replies: Raw) -> None:
@@ -80,8 +81,8 @@ async def test_a_request_goes_out_with_the_gateways_own_headers(autojump_clock: 
         assert answer.is_event_stream
     assert server.requests[0].head == (
         b"POST /v1/chat/completions?a=%2F&b HTTP/1.1\r\n"
-        b"host: llama.test:81\r\naccept-encoding: identity\r\nauthorization: Bearer up-SECRET\r\n"
-        b"content-length: 29\r\nx-a: 1\r\n\r\n"
+        b"host: llama.test:81\r\nconnection: close\r\naccept-encoding: identity\r\n"
+        b"authorization: Bearer up-SECRET\r\ncontent-length: 29\r\nx-a: 1\r\n\r\n"
     )
     assert server.requests[0].body == BODY
 
@@ -120,54 +121,53 @@ async def test_a_cancelled_request_closes_its_connection_at_once(
         assert server.connections[0].peer_closed == start + 12.0
 
 
-async def test_each_generation_has_a_fresh_connection_and_is_sent_once(autojump_clock: MockClock) -> None:
+async def test_each_request_has_a_connection_of_its_own_and_is_sent_once(autojump_clock: MockClock) -> None:
     server = FakeLlamaServer(words=1)
     async with client_of(server, url="http://llama.test") as upstream:
-        await upstream.fetch("GET", "/health")  # leaves a connection that could be used
         for _ in range(2):
+            assert (await upstream.fetch("GET", "/health")).status == 200
             async with upstream.open("POST", CHAT, body=BODY) as answer:
-                async for _ in answer:
+                async for _data in answer:
                     pass
-        answer_with(server, Raw(End.CLOSE))
-        with pytest.raises(ProblemError):
-            async with upstream.open("POST", CHAT, body=BODY):
-                pass
-        assert len(server.connections) == 4
-        assert server.total == 3
+        for way in (End.CLOSE, End.RESET):
+            answer_with(server, Raw(way), Raw(way))
+            with pytest.raises(ProblemError) as caught:
+                await upstream.fetch("POST", "/tokenize", body=b"{}")
+            assert caught.value.problem.code == "bad_gateway"
+            server.reply = None
+        assert len(server.connections) == len(server.requests) == 6
+        await wait_all_tasks_blocked()
+        assert not server.open_connections
 
 
-async def test_a_light_request_survives_a_connection_that_the_server_has_closed(
-    autojump_clock: MockClock,
-) -> None:
-    server = FakeLlamaServer()
-    async with client_of(server, url="http://llama.test") as upstream:
-        await upstream.fetch("GET", "/health")
-        answer_with(server, Raw(End.CLOSE))
-        assert (await upstream.fetch("GET", "/health")).status == 200
-        assert [each.connection.number for each in server.requests] == [1, 1, 2]
-        answer_with(server, Raw(End.RESET), Raw(End.RESET))
-        with pytest.raises(ProblemError) as caught:  # once, not for ever
-            await upstream.fetch("GET", "/health")
-        assert caught.value.problem.code == "bad_gateway"
-        assert len(server.requests) == 5
+async def test_a_refusal_before_the_body_was_read_is_heard(autojump_clock: MockClock) -> None:
+    """A server may answer 413 and close while a large body is still on its way."""
+    there, here = memory_connection()
 
+    async def refuse() -> None:
+        await there.receive_some(1000)
+        await there.send_all(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 2\r\n\r\nno")
+        await there.aclose()
 
-async def test_a_new_connection_that_fails_is_not_tried_again(autojump_clock: MockClock) -> None:
-    server = FakeLlamaServer()
-    async with client_of(server, url="http://llama.test") as upstream:
-        answer_with(server, Raw(End.RESET))
-        with pytest.raises(ProblemError):
-            await upstream.fetch("GET", "/health")
-        assert len(server.requests) == 1
+    async def network(_host: str, _port: int) -> trio.abc.Stream:
+        return here
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(refuse)
+        upstream = Upstream(BackendSettings(url="http://llama.test"), network)
+        answer = await upstream.fetch("POST", CHAT, body=b"x" * 2**20)
+    assert (answer.status, answer.body) == (413, b"no")
 
 
 async def test_only_reading_is_timed(autojump_clock: MockClock) -> None:
-    server = FakeLlamaServer(words=3, interval=9.0)
+    server = FakeLlamaServer()
     settings = {"url": "http://llama.test", "first_byte_limit": 10.0, "idle_limit": 10.0}
-    async with client_of(server, **settings) as upstream, upstream.open("POST", CHAT, body=BODY) as answer:
-        for _ in range(3):
-            await trio.sleep(30)  # the caller may take its time
-            await anext(answer)
+    async with client_of(server, **settings) as upstream:
+        server.script(Raw.stream(9.0, b"a", 39.0, b"b", 9.0, b"c", End.FINISH))
+        async with upstream.open("POST", CHAT, body=BODY) as answer:
+            for expected in (b"a", b"b", b"c"):
+                assert await anext(answer) == expected
+                await trio.sleep(30)  # the caller may take its time
 
 
 async def test_an_answer_that_is_read_whole_is_bounded(autojump_clock: MockClock) -> None:

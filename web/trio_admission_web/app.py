@@ -15,9 +15,8 @@ from .routes import add_routes
 from .serving.app import ServingApp
 
 if TYPE_CHECKING:
-    import httpcore2
-
     from .settings import Settings
+    from .upstream import Network
 
 
 log: Final = logging.getLogger(__name__)
@@ -35,12 +34,12 @@ class App(ServingApp):
         return self.gateway.apply(settings)
 
 
-def create_app(settings: Settings, *, network: httpcore2.AsyncNetworkBackend | None = None) -> App:
+def create_app(settings: Settings, *, network: Network = trio.open_tcp_stream) -> App:
     """Make the application.
 
     Args:
         settings: What it is told.
-        network: Connects to the server in place of sockets; for tests.
+        network: Opens connections, by host and port; a test may have something else than TCP.
     """
     budget = None if settings.max_parked is None else ParkBudget(settings.max_parked)
     backends = [Backend(each, settings.admission, network, budget) for each in settings.backends]
@@ -66,8 +65,6 @@ def create_app(settings: Settings, *, network: httpcore2.AsyncNetworkBackend | N
     @app.after_serving
     async def stop() -> None:
         learning.cancel()
-        for backend in backends:
-            await backend.upstream.aclose()
 
     return app
 

@@ -14,11 +14,10 @@ from .problems import ProblemError
 from .upstream import Upstream
 
 if TYPE_CHECKING:
-    import httpcore2
-
     from trio_admission import AdmissionConfig, ParkBudget
 
     from .settings import BackendSettings
+    from .upstream import Network
 
 log: Final = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class Backend:
         self,
         settings: BackendSettings,
         admission: AdmissionConfig,
-        network: httpcore2.AsyncNetworkBackend | None = None,
+        network: Network = trio.open_tcp_stream,
         park_budget: ParkBudget | None = None,
     ) -> None:
         self.name = settings.name

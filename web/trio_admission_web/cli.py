@@ -21,7 +21,7 @@ from .options import BACKEND, GATEWAY, POOL, Option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OF_THE_EXTRA = ("httpcore2", "hypercorn", "prometheus_client", "quart", "quart_trio")
+_OF_THE_EXTRA = ("h11", "hypercorn", "prometheus_client", "quart", "quart_trio")
 _ABOUT_SERVE = """Run the gateway in front of one or more llama-servers. What no flag says is taken from the
 environment, and what no variable says from the file. SIGHUP reads all of it again, for keys and limits."""
 _INTERRUPTED = 130  # what a shell expects of a command that Ctrl-C has ended

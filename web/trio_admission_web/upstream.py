@@ -1,34 +1,40 @@
 """One llama-server's HTTP: what is sent to it, and what each of its failures is called.
 
-The client is httpcore2, the layer below httpx2. What httpx2 adds - cookies, redirects, proxies from the
-environment, decoding, default headers - a gateway must not do, its layers cost more than the rest of the way
-for each event, and one of them is left to the garbage collector when an answer is given up half-way.
+Each request has a connection of its own. llama-server announces keep-alive and closes after each stream all
+the same; a request that met such a connection would fail, and whether the server had begun to work on it
+could not be told. So nothing is ever sent twice, and the end of a request is the end of its connection, which
+tells the server that nobody wants the rest.
+
+h11 reads the head of an answer. The body of a stream is a chunk for each token, and is `framing`'s.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import aclosing, asynccontextmanager, contextmanager
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-import httpcore2
+import h11
 import trio
 
-from .problems import ProblemError, bad_gateway, upstream_timeout
+from .framing import FramingError, body_of
+from .problems import ProblemError, bad_gateway, invalid_request, upstream_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
+    from .framing import Body
     from .settings import BackendSettings
 
 Header = tuple[bytes, bytes]
+Network = Callable[[str, int], Awaitable[trio.abc.Stream]]
 
-# llama-server closes an idle connection after 5 s; ours must be the side that gives it up.
-_KEEPALIVE_EXPIRY: Final = 3.5
-_WRITE_LIMIT: Final = 30.0
+_READ: Final = 64 * 2**10
+_HEAD_LIMIT: Final = 128 * 2**10
 # Answers that are read whole are errors and lists of models.
 _WHOLE_LIMIT: Final = 16 * 2**20
 
@@ -39,7 +45,7 @@ _NOT_PASSED_ON: Final = frozenset({
     # the client's credentials
     b"api-key", b"authorization", b"cookie", b"proxy-authorization", b"x-api-key",
     # the gateway's to say
-    b"accept-encoding", b"content-length", b"host", b"x-request-id",
+    b"accept-encoding", b"admission-parent", b"admission-resume", b"content-length", b"host", b"x-request-id",
     # change what the server does: one makes it go on after a disconnect, the other is echoed by its CORS
     b"x-conversation-id", b"origin",
 })  # fmt: skip
@@ -66,23 +72,34 @@ class WholeAnswer:
     body: bytes
 
 
+class _Connection:
+    """Reads from a stream, with a limit to the server's silence. Only reading is timed."""
+
+    def __init__(self, stream: trio.abc.Stream, silence: trio.CancelScope) -> None:
+        self._stream = stream
+        self._silence = silence
+        self.patience = silence.deadline - trio.current_time()
+
+    async def read(self) -> bytes:
+        """Wait for bytes; none mean that the server has closed."""
+        self._silence.deadline = trio.current_time() + self.patience
+        data = await self._stream.receive_some(_READ)
+        self._silence.deadline = math.inf
+        return bytes(data)
+
+
 class OpenAnswer:
     """An answer whose head has come. Iterating gives its body as it comes, undecoded."""
 
     def __init__(
-        self,
-        response: httpcore2.Response,
-        chunks: AsyncIterator[bytes],
-        silence: trio.CancelScope,
-        idle: float,
+        self, head: h11.Response, body: Body, come: bytes, connection: _Connection, idle: float
     ) -> None:
-        self.status = response.status
-        self.content_type = next((v for name, v in response.headers if name.lower() == b"content-type"), None)
-        self._chunks = chunks
-        self._silence = silence
+        self.status = head.status_code
+        self.content_type = next((value for name, value in head.headers if name == b"content-type"), None)
+        self._body = body
+        self._come = come
+        self._connection = connection
         self._idle = idle
-        self._patience = silence.deadline - trio.current_time()  # what is left of it for the first byte
-        silence.deadline = math.inf  # only reading is timed, not what the caller does in between
 
     @property
     def is_event_stream(self) -> bool:
@@ -94,11 +111,16 @@ class OpenAnswer:
         return self
 
     async def __anext__(self) -> bytes:
-        self._silence.deadline = trio.current_time() + self._patience
-        data = await anext(self._chunks)
-        self._silence.deadline = math.inf
-        self._patience = self._idle
-        return data
+        data, self._come = self._come, b""
+        while not self._body.ended:
+            if not data and not (data := await self._connection.read()):
+                self._body.end()
+                break
+            self._connection.patience = self._idle
+            if piece := self._body.feed(data):
+                return piece
+            data = b""
+        raise StopAsyncIteration
 
     async def whole(self) -> WholeAnswer:
         """Read the rest.
@@ -118,34 +140,27 @@ class Upstream:
     """The HTTP client of one server.
 
     It has no limit of connections: how many requests may be upstream is the pool's to say.
+
+    Args:
+        settings: Address, key and limits.
+        network: Opens connections, by host and port; a test may have something else than TCP.
     """
 
-    def __init__(
-        self, settings: BackendSettings, network: httpcore2.AsyncNetworkBackend | None = None
-    ) -> None:
+    def __init__(self, settings: BackendSettings, network: Network = trio.open_tcp_stream) -> None:
         self._settings = settings
         address = urlsplit(settings.url)
-        self._scheme = address.scheme
         self._host = address.hostname or ""
-        self._port = address.port
+        self._port = address.port or (443 if address.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if address.scheme == "https" else None
         self._base = address.path.rstrip("/").encode()
+        self._network = network
         self._own_headers: list[Header] = [
             (b"host", address.netloc.encode()),
+            (b"connection", b"close"),
             (b"accept-encoding", b"identity"),
         ]
         if settings.api_key is not None:
             self._own_headers.append((b"authorization", b"Bearer " + settings.api_key.encode()))
-        self._timeout = {"connect": settings.connect_limit, "write": _WRITE_LIMIT}
-        make_pool = partial(
-            httpcore2.AsyncConnectionPool,
-            ssl_context=httpcore2.default_ssl_context() if address.scheme == "https" else None,
-            max_connections=None,
-            network_backend=network,
-        )
-        self._kept = make_pool(keepalive_expiry=_KEEPALIVE_EXPIRY)
-        # llama-server announces keep-alive and closes after each stream. A request that meets such a
-        # connection fails, and whether the server has begun to work on it cannot be told.
-        self._fresh = make_pool(max_keepalive_connections=0)
 
     @asynccontextmanager
     async def open(
@@ -157,10 +172,9 @@ class Upstream:
         query: bytes = b"",
         body: bytes = b"",
     ) -> AsyncIterator[OpenAnswer]:
-        """Send a request on a connection of its own and hold its answer open for the block.
+        """Send a request and hold its answer open for the block.
 
-        Entering blocks until the head of the answer is there. Leaving closes the connection, which tells
-        the server at once that nobody wants the rest. The request is sent once, whatever happens.
+        Entering blocks until the head of the answer is there. Leaving closes the connection.
 
         Args:
             method: The HTTP method.
@@ -173,9 +187,20 @@ class Upstream:
             ProblemError: `bad_gateway`, when the connection fails or its bytes are no HTTP;
                 `upstream_timeout`, when a limit of the settings passes. Both also out of the block.
         """
-        request = self._request(method, path, headers, query, body)
-        async with self._hold(self._fresh.handle_async_request, request) as answer:
-            yield answer
+        parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT)
+        head = self._head(parser, method, path, headers, query, len(body))
+        with _failures():
+            with trio.CancelScope() as silence:
+                silence.deadline = trio.current_time() + self._settings.first_byte_limit
+                async with await self._connect() as stream:
+                    await _send(stream, head, body)
+                    connection = _Connection(stream, silence)
+                    answer = await _read_head(parser, connection)
+                    framed = body_of(method, answer.status_code, answer.headers)
+                    come, _ = parser.trailing_data
+                    yield OpenAnswer(answer, framed, come, connection, self._settings.idle_limit)
+            if silence.cancelled_caught:
+                raise ProblemError(upstream_timeout())
 
     async def fetch(
         self,
@@ -186,67 +211,72 @@ class Upstream:
         query: bytes = b"",
         body: bytes = b"",
     ) -> WholeAnswer:
-        """Send a request that makes the server decode nothing, and read its whole answer.
-
-        Connections are kept for a while; the request is sent a second time if it met one that the server
-        had closed in the meantime. Arguments and errors are those of `open`.
-        """
-        request = self._request(method, path, headers, query, body)
-        async with self._hold(self._send_twice, request) as answer:
+        """Send a request and read its whole answer. Arguments and errors are those of `open`."""
+        async with self.open(method, path, headers=headers, query=query, body=body) as answer:
             return await answer.whole()
 
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._kept.aclose()
-        await self._fresh.aclose()
-
-    @asynccontextmanager
-    async def _hold(
-        self, send: Callable[[httpcore2.Request], Awaitable[httpcore2.Response]], request: httpcore2.Request
-    ) -> AsyncIterator[OpenAnswer]:
-        with _failures():
-            with trio.CancelScope() as silence:
-                silence.deadline = trio.current_time() + self._settings.first_byte_limit
-                response = await send(request)
-                async with aclosing(response), aclosing(response.aiter_stream()) as chunks:
-                    yield OpenAnswer(response, chunks, silence, self._settings.idle_limit)
-            if silence.cancelled_caught:
-                raise ProblemError(upstream_timeout())
-
-    def _request(
-        self, method: str, path: str, headers: Sequence[Header], query: bytes, body: bytes
-    ) -> httpcore2.Request:
+    def _head(
+        self,
+        parser: h11.Connection,
+        method: str,
+        path: str,
+        headers: Sequence[Header],
+        query: bytes,
+        length: int,
+    ) -> bytes:
         target = self._base + path.encode() + (b"?" + query if query else b"")
-        return httpcore2.Request(
-            method,
-            httpcore2.URL(scheme=self._scheme, host=self._host, port=self._port, target=target),
-            headers=[*self._own_headers, (b"content-length", b"%d" % len(body)), *headers],
-            content=body,
-            extensions={"timeout": self._timeout},
-        )
-
-    async def _send_twice(self, request: httpcore2.Request) -> httpcore2.Response:
-        """Send, and send again if an old connection failed."""
-        connected = False
-
-        async def trace(event: str, _info: dict[str, Any]) -> None:
-            nonlocal connected
-            connected = connected or event == "connection.connect_tcp.started"
-
-        request.extensions["trace"] = trace
+        framing = (b"content-length", b"%d" % length)
         try:
-            return await self._kept.handle_async_request(request)
-        except (httpcore2.NetworkError, httpcore2.RemoteProtocolError):
-            if connected:
+            request = h11.Request(
+                method=method, target=target, headers=[*self._own_headers, framing, *headers]
+            )
+        except h11.LocalProtocolError as error:  # HTTP/2 lets a client say what HTTP/1 cannot
+            raise ProblemError(
+                invalid_request("The request has a header that cannot be passed on.")
+            ) from error
+        return parser.send(request) or b""
+
+    async def _connect(self) -> trio.abc.Stream:
+        with trio.fail_after(self._settings.connect_limit):
+            stream = await self._network(self._host, self._port)
+            if self._tls is None:
+                return stream
+            secure = trio.SSLStream(stream, self._tls, server_hostname=self._host, https_compatible=True)
+            try:
+                await secure.do_handshake()
+            except BaseException:
+                await trio.aclose_forcefully(stream)
                 raise
-            return await self._kept.handle_async_request(request)
+            return secure
+
+
+async def _send(stream: trio.abc.Stream, head: bytes, body: bytes) -> None:
+    try:
+        if len(body) <= _READ:
+            await stream.send_all(head + body)
+        else:
+            await stream.send_all(head)
+            await stream.send_all(body)
+    except trio.BrokenResourceError:
+        pass  # a server may refuse a body before it has read it, and its answer can still be read
+
+
+async def _read_head(parser: h11.Connection, connection: _Connection) -> h11.Response:
+    while True:
+        event = parser.next_event()
+        if isinstance(event, h11.Response):
+            return event
+        if event is h11.NEED_DATA:
+            parser.receive_data(await connection.read())
 
 
 @contextmanager
 def _failures() -> Iterator[None]:
     try:
         yield
-    except httpcore2.TimeoutException as error:
+    except trio.TooSlowError as error:
         raise ProblemError(upstream_timeout()) from error
-    except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
+    except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        raise ProblemError(bad_gateway()) from error
+    except (h11.RemoteProtocolError, FramingError) as error:
         raise ProblemError(bad_gateway()) from error
