@@ -156,7 +156,9 @@ def test_the_wire_formats_know_nothing_of_pools(path: Path) -> None:
             assert top in sys.stdlib_module_names, found
 
 
-@pytest.mark.parametrize("name", ["admission", "relay", "backend"])
+@pytest.mark.parametrize(
+    "name", ["admission", "relay", "backend", "turns", "calls", "approvals", "resumes", "tools/tool"]
+)
 def test_the_pool_glue_knows_nothing_of_wire_formats(name: str) -> None:
     """It knows what an exchange is, and no dialect."""
     for found in imports(GATEWAY / f"{name}.py"):

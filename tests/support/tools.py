@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import trio
 
-from trio_admission_web.tools import ToolError, tool
+from trio_admission_web.tools import ToolError, current_request, tool
 
-PLACES = tuple(f"{__name__}:{name}" for name in ("find", "nap", "fail"))
+PLACES = tuple(f"{__name__}:{name}" for name in ("find", "nap", "fail", "whose", "whose_in_thread"))
 
 
 @tool
@@ -26,3 +26,15 @@ async def nap(seconds: float) -> str:
 async def fail() -> str:
     """Fail."""
     raise ToolError("It is broken.")
+
+
+@tool(approval="never")
+async def whose() -> str:
+    """Tell the request's id."""
+    return current_request.get()
+
+
+@tool(approval="never")
+def whose_in_thread() -> str:
+    """Tell the request's id."""
+    return current_request.get()

@@ -12,6 +12,7 @@ import trio
 from tests.support.gateway import CHAT, Reply, call, chat, connect, gateway
 from tests.support.tools import PLACES
 from trio_admission.testing.fake_llama_server import FakeLlamaServer, Script, ToolCall
+from trio_admission_web.keys import ApiKey, new_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -219,6 +220,16 @@ async def test_a_call_that_fails_has_a_result_too(
     assert json.loads(server.generations[1].body)["messages"][-1]["content"] == result
 
 
+async def test_a_tool_knows_for_which_request_it_runs() -> None:
+    calls = [ToolCall(name, ["{}"]) for name in ("whose", "whose_in_thread")]
+    quick = [Script(tokens=0, tool_calls=calls, interval=0.001), Script(tokens=1, interval=0.001)]
+    async with one_slot(*quick) as (app, server):
+        body = asking("whose", "whose_in_thread")
+        await call(app, CHAT, body, headers={"X-Request-Id": "mother"})
+    messages = json.loads(server.generations[1].body)["messages"]
+    assert [each["content"] for each in messages[2:]] == ["mother", "mother"]
+
+
 # ---- ending early
 
 
@@ -286,7 +297,66 @@ async def test_a_backend_that_crashes_during_an_approval_is_told_in_the_stream(
     assert reply.body.count(b"[DONE]") == 1
 
 
+async def test_a_drain_that_has_no_time_for_people_tells_the_parked(autojump_clock: MockClock) -> None:
+    async with one_slot(CALLS) as (app, _), trio.open_nursery() as nursery:
+        reply = Reply()
+
+        async def ask() -> None:
+            vars(reply).update(vars(await call(app, CHAT, asking("find"))))
+
+        nursery.start_soon(ask)
+        await trio.sleep(3)
+        with trio.move_on_after(30):
+            await app.gateway.drain()
+    assert reply.seconds == 33
+    assert b'"code":"draining"' in reply.body
+
+
+async def test_a_drain_waits_for_the_parked(autojump_clock: MockClock) -> None:
+    async with one_slot(CALLS, ANSWERS) as (app, _), trio.open_nursery() as nursery:
+        nursery.start_soon(call, app, CHAT, asking("find"))
+        await trio.sleep(3)
+        nursery.start_soon(app.gateway.drain)
+        await trio.sleep(3)
+        await decide(app)
+        await app.gateway.drain()
+        assert trio.current_time() == 8
+
+
+# ---- keys
+
+
+async def test_only_the_flow_that_asked_decides(autojump_clock: MockClock) -> None:
+    secrets = {name: new_key() for name in ("ann", "bob", "eve")}
+    keys = tuple(ApiKey(name=name, hash=digest, admin=name == "eve") for name, (_, digest) in secrets.items())
+    bearer = {name: {"Authorization": f"Bearer {secret}"} for name, (secret, _) in secrets.items()}
+    async with one_slot(CALLS, ANSWERS, keys=keys) as (app, _), trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: call(app, CHAT, asking("find"), headers=bearer["ann"]))
+        await trio.sleep(3)
+        path = "/admission/approvals"
+        seen = {
+            name: (await call(app, path, method="GET", headers=sent)).json["approvals"]
+            for name, sent in bearer.items()
+        }
+        assert [len(seen[name]) for name in ("ann", "bob", "eve")] == [1, 0, 1]
+        assert seen["eve"][0]["flow"] == "ann"
+        path += f"/{seen['ann'][0]['id']}"
+        allow = {"decision": "allow"}
+        asked_by = [{}, *(bearer[name] for name in ("bob", "eve", "ann", "ann"))]
+        statuses = [(await call(app, path, allow, headers=sent)).status for sent in asked_by]
+        assert statuses == [401, 403, 403, 200, 404]
+
+
 # ---- the budget
+
+
+@pytest.mark.parametrize(("slots", "warned"), [(34, 0), (35, 1)])
+async def test_a_default_that_lets_nobody_park_is_said(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, slots: int, warned: int
+) -> None:
+    async with gateway(FakeLlamaServer(total_slots=slots)):
+        pass
+    assert len([each for each in caplog.messages if "nobody is parked" in each]) == warned
 
 
 async def test_without_a_park_the_slot_is_kept_and_the_next_approval_asks_again(

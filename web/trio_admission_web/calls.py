@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
-from .tools import ToolError
+from .tools import ToolError, current_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +65,7 @@ class Caller:
         return results
 
     async def _run(self, call: Call, tell: Callable[[dict[str, Any]], None]) -> str:
+        current_request.set(self._request)
         tool, about = self._tools[call.name], {"call": call.id, "tool": call.name}
         try:
             arguments: Mapping[str, Any] = tool.check(call.arguments)

@@ -19,6 +19,7 @@ from .engine import EngineConfig, EngineError, Model, fetch_model, find_model, r
 from .launcher import LaunchError, launch, run_server
 from .problems import ProblemError, bad_gateway, upstream_error
 from .settings import BackendSettings
+from .tools import ToolLoadError
 from .upstream import Upstream
 from .wire.chat import Chat
 from .wire.sse import read_fields, split_events
@@ -50,7 +51,10 @@ def serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
     """
 
     async def run() -> None:
-        app = create_app(settings)
+        try:
+            app = create_app(settings)
+        except ToolLoadError as error:
+            raise LaunchError(str(error)) from error
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_reload_on_hangup, app, read_again)
             await run_server(app, host=settings.host, port=settings.port, drain=app.gateway.drain)
@@ -111,7 +115,7 @@ async def _demo(prompt: str | None, model: Path | None, slots: int, host: str, p
                     url, *_ = await nursery.start(run)
                 await _ask(url, prompt)
                 nursery.cancel_scope.cancel()
-    except* (ConfigurationError, EngineError, ProblemError) as group:
+    except* (ConfigurationError, EngineError, ProblemError, ToolLoadError) as group:
         failure: BaseException = group
         while isinstance(failure, BaseExceptionGroup):
             failure = failure.exceptions[0]

@@ -109,7 +109,8 @@ async def _admit(gateway: Gateway, toolbox: Toolbox, read: Callable[[bytes], Exc
         raise ProblemError(problems.draining(retry_after=DRAIN_RETRY))
     flow = g.key.flow if g.key is not None else ""
     exchange, turns = toolbox.read(read, await _body(), request_id=g.request_id, flow=flow)
-    backend = _choose(gateway, exchange.model)
+    resume = request.headers.get(HEADER)
+    backend = _choose(gateway, exchange.model, gateway.resumes.backend(resume))
     nursery = request_scope(request).nursery
     passage = Passage(
         gateway,
@@ -122,7 +123,7 @@ async def _admit(gateway: Gateway, toolbox: Toolbox, read: Callable[[bytes], Exc
         query=request.query_string,
         cut=nursery.cancel_scope.cancel,
         turns=turns,
-        origin=_origin(gateway, backend, flow),
+        origin=_origin(gateway, backend, flow, resume),
     )
     g.passes = True
     nursery.start_soon(passage.run)
@@ -177,20 +178,19 @@ async def _models(gateway: Gateway) -> Response:
     return json_response({"object": "list", "data": data})
 
 
-def _origin(gateway: Gateway, backend: Backend, flow: str) -> Origin:
+def _origin(gateway: Gateway, backend: Backend, flow: str, resume: str | None) -> Origin:
     """Find what the request says that it follows from. What is wrong, stale or of another flow is ignored."""
-    name, parent = request.headers.get(HEADER), request.headers.get(_PARENT)
-    resumes = gateway.resumes
-    ticket = resumes.take(name) if resumes.backend(name) == backend.name else None
+    parent = request.headers.get(_PARENT)
+    ticket = gateway.resumes.take(resume) if gateway.resumes.backend(resume) == backend.name else None
     leases = (each.lease for each in gateway.passages if each.id == parent and each.flow == flow)
     return Origin(ticket, next((lease for lease in leases if lease is not None), None))
 
 
-def _choose(gateway: Gateway, model: str | None) -> Backend:
+def _choose(gateway: Gateway, model: str | None, preferred: str | None = None) -> Backend:
     """Find the backend for a model, for somebody who may use it."""
     if g.key is not None and not g.key.may_use(gateway.directory.resolve(model)):
         raise ProblemError(problems.permission_denied())
-    return gateway.directory.choose(model)
+    return gateway.directory.choose(model, preferred)
 
 
 class _Drain(ResponseBody):

@@ -31,8 +31,10 @@ class Directory:
             return model
         return next(iter(self.backends[0].models), None)
 
-    def choose(self, model: str | None) -> Backend:
+    def choose(self, model: str | None, preferred: str | None = None) -> Backend:
         """Return the backend on which a newcomer would wait the shortest, of those that serve the model.
+
+        The one that is called ``preferred`` wins, if it serves the model.
 
         A backend without configured models serves every model. If only one model is configured in all, every
         name means it, as it does to llama-server.
@@ -40,7 +42,8 @@ class Directory:
         Raises:
             ProblemError: `model_not_found`.
         """
-        return min(self._serving(model), key=_wait)
+        serving = self._serving(model)
+        return next((each for each in serving if each.name == preferred), None) or min(serving, key=_wait)
 
     def _serving(self, model: str | None) -> Sequence[Backend]:
         name = self.resolve(model)

@@ -1,4 +1,10 @@
 """Server-side tools: Python functions that the gateway runs when a model calls them."""
 
 from .loading import ToolLoadError as ToolLoadError, load_tools as load_tools
-from .tool import Approval as Approval, Tool as Tool, ToolError as ToolError, tool as tool
+from .tool import (
+    Approval as Approval,
+    Tool as Tool,
+    ToolError as ToolError,
+    current_request as current_request,
+    tool as tool,
+)

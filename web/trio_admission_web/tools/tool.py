@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, overload
@@ -21,6 +22,10 @@ Approval: TypeAlias = Literal["always", "auto", "never"]
 # Characters of a result; a longer one is cut, since all of it goes into the model's context.
 _LONGEST_RESULT: Final = 64 * 2**10
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+current_request: Final[ContextVar[str]] = ContextVar("trio_admission_web.tools.current_request")
+"""Id of the request for which the tool runs: what a tool that asks the gateway something sends along as the
+header ``admission-parent``, so that it cannot wait for the slot of the very request that waits for it."""
 
 
 class ToolError(Exception):
