@@ -49,6 +49,11 @@ class TimesOutWithoutGranting(SilentCore):
         super().time_out(claim)
         self.silent = False
 
+    def expire(self) -> None:
+        self.silent = True
+        super().expire()
+        self.silent = False
+
 
 class GrowsWithoutGranting(SilentCore):
     def resize(self, slots: int | None, kv_tokens: int | None) -> None:
@@ -138,13 +143,13 @@ class GenerousBudget(ParkBudget):  # type: ignore[misc]
 
 
 class LeaksCost(Core):
-    """A change of cost on the way back charges the new cost and keeps the old."""
+    """A change of cost on the way back charges a token that nobody gives back."""
 
     def come_back(self, claim: Claim, cost: Cost) -> None:
         before = claim.cost
         super().come_back(claim, cost)
-        if cost.tokens < before.tokens:
-            self.held.tokens += before.tokens - cost.tokens
+        if cost != before:
+            self.held.tokens += 1
 
 
 class LeaksSlots(Core):
@@ -158,9 +163,9 @@ class LeaksSlots(Core):
 class TicketsForEver(Core):
     """A ticket can be used again."""
 
-    def _redeem(self, claim: Claim, now: float) -> bool:
+    def _redeem(self, claim: Claim) -> bool:
         known = dict(self.tickets)
-        redeemed = super()._redeem(claim, now)
+        redeemed = super()._redeem(claim)
         self.tickets.update(known)
         return redeemed
 
