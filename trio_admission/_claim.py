@@ -66,15 +66,24 @@ class Claim:
         priority: int = 0,
         max_wait: float | None = None,
     ) -> None:
-        if not 0 < weight < math.inf:
+        if weight != 1.0 and not 0 < weight < math.inf:
             raise ValueError(f"weight must be above 0, not {weight!r}")
         if max_wait is not None and not max_wait >= 0:
             raise ValueError(f"max_wait must be None or at least 0 seconds, not {max_wait!r}")
         self.cost = cost
-        self.flow = flow
+        self.key = (flow, priority)
         self.weight = weight
-        self.priority = priority
         self.max_wait = max_wait
+
+    @property
+    def flow(self) -> str:
+        """On whose behalf it is."""
+        return self.key[0]
+
+    @property
+    def priority(self) -> int:
+        """Higher is served first."""
+        return self.key[1]
 
     @property
     def children(self) -> OrderedDict[Claim, None]:

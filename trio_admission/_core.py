@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 from ._budget import IssuedTicket
 from ._errors import LineFull, PoolClosed, WaitTimeout
 from ._granting import Granting
-from ._records import EventKind
+from ._records import ONE_SLOT, EventKind
 from ._states import ENDED, HELD, HELD_AGAIN, PARKED, RETURNING, WAITING, Move, require
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ class Core(Granting):
     ) -> None:
         super().__init__(name, slots, kv_tokens, config, budget, now)
         self.line_limit = config.line_limit(slots)
-        self.closed = False
         self._deadlines: list[tuple[float, int, Claim]] = []  # of claims for which no task waits
         self._arrivals = 0
         self.use_budget(budget)
@@ -61,13 +60,21 @@ class Core(Granting):
         """Grant at once, give a place in the line, or raise `LineFull` or `PoolClosed`."""
         if claim.id:
             raise RuntimeError("a reservation may be entered only once")
-        claim.since = now = self._begin()
+        calm = self.calm
+        claim.since = now = self.now() if calm else self._begin()
         self._arrivals = claim.id = self._arrivals + 1
-        if claim.max_wait is not None:
-            claim.deadline = now + claim.max_wait
-        if self.announcer.instruments:
-            self._note(EventKind.ARRIVED, claim)
-        if claim.token is not None and self._redeem(claim, now):
+        if calm or not self._arrives_unusually(claim, now):
+            self._fill(now, claim)
+        if claim.state is not HELD:
+            if claim.max_wait is not None:
+                claim.deadline = now + claim.max_wait
+            if claim.state is WAITING:
+                self._limit(claim, now)
+
+    def _arrives_unusually(self, claim: Claim, now: float) -> bool:
+        """Let it in if it does not come as a newcomer does, and say so; refuse it if the door is shut."""
+        self._note(EventKind.ARRIVED, claim)
+        if claim.token is not None and self._redeem(claim):
             self._line_up(claim, now)
         elif self.closed:
             self._refuse(claim, PoolClosed(f"pool {self.name!r} is closed"), "closed", now)
@@ -75,14 +82,21 @@ class Core(Granting):
             claim.open = True
             self._granted(claim, now)
         else:
-            self._fill(now, claim)
-            if claim.state is WAITING:
-                self._limit(claim, now)
-            return
+            return False
         self._fill(now)
+        return True
 
     def leave(self, claim: Claim, *, lost: bool = False) -> None:
         """Take back all that the claim has, whatever its state."""
+        if self.calm and claim.state is HELD and claim.charge is ONE_SLOT:
+            # What all of the below would come to, since nobody waits.
+            now = self.now()
+            del self.holders[claim]
+            self.held.ids.cold[claim.slots[0]] = None
+            self.holdings.append(now - claim.since)
+            claim.state, claim.slots = ENDED, ()
+            self._fill(now)
+            return
         if claim.state is ENDED:
             return
         now = self._begin()
@@ -267,12 +281,10 @@ class Core(Granting):
         ticket.slots = slots
         return ticket if ticket.public.token in self.tickets else None
 
-    def _redeem(self, claim: Claim, now: float) -> bool:
+    def _redeem(self, claim: Claim) -> bool:
         """Use a ticket up. One that is used, expired or another flow's is no ticket."""
         ticket = self.tickets.get(claim.token or "")
-        if ticket is None or ticket.flow != claim.flow or ticket.public.expires_at <= now:
-            return False
-        if not self.config.enabled:
+        if ticket is None or ticket.flow != claim.flow or not self.config.enabled:
             return False
         del self.tickets[ticket.public.token]
         self.budget.give_back(ticket)

@@ -119,7 +119,7 @@ class FairShares:
     def __init__(
         self,
         aging: float | None,
-        alone: tuple[str, int],
+        alone: tuple[str, int],  # its name and priority
         ahead: float,
         waiters: OrderedDict[Claim, None],
         holders: Iterable[Claim],
@@ -137,7 +137,7 @@ class FairShares:
 
     def add(self, claim: Claim) -> None:
         """Let a newcomer join the end of its flow."""
-        flow = self._flow(claim.flow, claim.priority)
+        flow = self._flow(*claim.key)
         if not flow.waiters:
             flow.start = max(flow.home.virtual_time, flow.finish)
         flow.waiters[claim] = None
@@ -145,13 +145,13 @@ class FairShares:
 
     def remove(self, claim: Claim) -> None:
         """Take a newcomer out that was not granted, which has cost its flow nothing."""
-        flow = self._flow(claim.flow, claim.priority)
+        flow = self._flow(*claim.key)
         del flow.waiters[claim]
         self._forget_if_gone(flow)
 
     def grant(self, claim: Claim, *, returns: bool) -> None:
         """Book a grant that takes ``claim.share`` of the pool."""
-        flow = self._flow(claim.flow, claim.priority)
+        flow = self._flow(*claim.key)
         home = flow.home
         start = max(flow.start if flow.waiters else flow.finish, home.virtual_time)
         if not returns:

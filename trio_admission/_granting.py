@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import TYPE_CHECKING
+import random
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
 from ._announcer import Announcer
 from ._holdings import Holdings
 from ._line import Line
-from ._meter import Meter
 from ._records import ONE_SLOT, EventKind, PoolEvent, PoolStatistics, Waiting
 from ._states import HELD, HELD_AGAIN, RETURNING, WAITING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from ._budget import IssuedTicket, ParkBudget
     from ._claim import Claim
     from ._config import AdmissionConfig
+
+_MEASURED: Final = 32  # holdings whose lengths are remembered
 
 
 class Granting:
@@ -60,7 +63,10 @@ class Granting:
         self.held = Holdings(slots, kv_tokens)
         self.lenders: dict[Claim, None] = {}  # the holders inside a refused park
         self.suspensions: list[str] = []
-        self.meter = Meter()
+        self.closed = False
+        # Nobody waits and `_nothing_unusual` holds. Cleared by whoever changes what that looks at.
+        self.calm = False
+        self.holdings: deque[float] = deque(maxlen=_MEASURED)  # how long the latest took, in seconds
         self.announcer = Announcer()
         self.tickets: dict[str, IssuedTicket] = {}
         self.on_idle: Callable[[], None] | None = None
@@ -132,11 +138,21 @@ class Granting:
             position = 0
         else:
             position = self.line.length + 1
-        return self.meter.wait(position, self.slots) if position else 0.0
+        return self._wait_at(position) if position else 0.0
+
+    def _wait_at(self, position: int) -> float | None:
+        """Return the expected wait at a place in line: each ``mean / slots`` seconds a slot comes free."""
+        if not self.holdings:
+            return None
+        return position * sum(self.holdings) / len(self.holdings) / self.slots
 
     def retry_after(self) -> float:
-        """Return when somebody who is refused now should come again, in seconds within 1..60."""
-        return self.meter.retry_after(self.line.length + 1, self.slots)
+        """Return when somebody who is refused now should come again, in seconds within 1..60.
+
+        With jitter of a fifth either way, so that those who are refused together do not return together.
+        """
+        expected = self._wait_at(self.line.length + 1) or 1.0
+        return min(60.0, max(1.0, expected * random.uniform(0.8, 1.2)))  # noqa: S311  # not a secret
 
     # What changes are made of.
 
@@ -144,6 +160,7 @@ class Granting:
         """Begin a change, and return its time."""
         if self.announcer.telling:
             raise RuntimeError("an instrument must not change the pool that it watches")
+        self.calm = False
         self._changed_at = now = self.now()
         if self._expiries:
             self.forget_tickets(now)
@@ -153,30 +170,64 @@ class Granting:
         """Grant to everybody who is next and fits. Every change ends here.
 
         The head is never skipped for a smaller one behind it, which would starve those who need much. A
-        ``newcomer`` that finds nobody waiting is the head without ever standing in line.
+        ``newcomer`` joins the line first.
         """
+        if self.calm:
+            if newcomer is None:
+                return
+            line, ids = self.line, self.held.ids
+            if newcomer.cost is ONE_SLOT and newcomer.key == line.key and ids.cold and not newcomer.preferred:
+                # What all of the below would come to: nobody waits, so this one is the head.
+                newcomer.charge, newcomer.slots = ONE_SLOT, (ids.cold.popitem()[0],)
+                line.ahead = 1 / ids.size / newcomer.weight
+                self._granted(newcomer, now)
+                return
+            self.calm = False
         line, held = self.line, self.held
         if newcomer is not None:
-            if line.would_lead(newcomer) and not self.suspensions and held.take(newcomer):
-                line.ahead = newcomer.share / newcomer.weight
-                self._granted(newcomer, now)
-            else:
-                line.add(newcomer)
-        if line.length and not self.suspensions:
-            while held.slots < held.ids.size:  # nobody fits into a full pool: do not look who is next
+            line.add(newcomer)
+        while line.length and not self.suspensions:
+            while held.ids.free:  # nobody fits into a full pool: do not look who is next
                 head = line.head(now)
                 if head is None or not held.take(head):
                     break
                 line.grant(head)
                 self._granted(head, now)
-            if self.lenders:
-                self._lend(now)
-        self._ranking = None
-        if self.announcer.events or self.on_idle is not None:
-            self._settle()
+            if not self.lenders or not self._lend(now):
+                break  # else somebody who stood behind a child may be next now
+        self._settle()
 
-    def _lend(self, now: float) -> None:
-        """Let children that still wait have the slots of their parents' refused parks, one child each."""
+    def _settle(self) -> None:
+        """Tell those outside what has changed, and see whether the next change may be a short one."""
+        self._ranking = None
+        if self.announcer.events:
+            self.announcer.tell()
+        if self.on_idle is not None and self.idle:
+            self.on_idle()
+        self.calm = self.line.plain and self._nothing_unusual()
+
+    def _nothing_unusual(self) -> bool:
+        """Say whether newcomers may be let in and holders may leave without looking further."""
+        held = self.held
+        return not (
+            self.suspensions
+            or self.closed
+            or self.tickets
+            or self.lenders
+            or self.announcer.instruments
+            or held.alone
+            or held.ids.retired
+            or held.kv_tokens is not None
+            or self.on_idle is not None
+            or not self.config.enabled
+        )
+
+    def _lend(self, now: float) -> bool:
+        """Let children that still wait have the slots of their parents' refused parks, one child each.
+
+        Say whether one got one. It has its parent's slots for as long as it runs, whatever its own cost.
+        """
+        lent = False
         for lender in self.lenders:
             if lender.borrower is None and lender.children:
                 child = next(iter(lender.children))
@@ -184,22 +235,20 @@ class Granting:
                 child.lender, lender.borrower = lender, child
                 self.line.grant(child)
                 self._granted(child, now)
-
-    def _settle(self) -> None:
-        """Tell those outside what has changed."""
-        if self.announcer.events:
-            self.announcer.tell()
-        if self.on_idle is not None and self.idle:
-            self.on_idle()
+                lent = True
+        return lent
 
     def _granted(self, claim: Claim, now: float) -> None:
         """Record a grant, then wake whoever waits for it."""
+        self.holders[claim] = None
+        if self.calm:
+            claim.state, claim.granted = HELD, True
+            return
         if claim.preferred:
             self._cool(claim)  # a preferred id that it did not get back is nobody's any more
         waited, claim.since = now - claim.since, now
         first, claim.granted = not claim.granted, True
         claim.state = HELD_AGAIN if claim.unparking else HELD
-        self.holders[claim] = None
         if self.announcer.instruments:
             again = EventKind.UNPARKED if claim.unparking else EventKind.RETURNED
             self._note(EventKind.GRANTED if first else again, claim, claim.slots, waited)
@@ -217,7 +266,7 @@ class Granting:
         borrower, lender = claim.borrower, claim.lender
         if borrower is None and lender is None:
             self.held.give_back(claim, slots, left_by)
-            self.meter.note(now - claim.since)
+            self.holdings.append(now - claim.since)
         else:
             claim.borrower = claim.lender = None
             if borrower is not None:

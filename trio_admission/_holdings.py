@@ -17,15 +17,22 @@ class Holdings:
     """The sums of what the holders are charged, and the slot ids that they have.
 
     ``slots`` and ``tokens`` never exceed the pool, except after a shrink. A claim that is larger than the
-    pool is charged the whole of it and is ``alone``. Tokens are summed up even while they are not limited.
+    pool is charged the whole of it and is ``alone``. Tokens are summed up even while they are not limited;
+    slots need no sum, since what the others are charged is the ids that they have.
     """
 
     def __init__(self, size: int, kv_tokens: int | None) -> None:
         self.ids = SlotIds(size)
         self.kv_tokens = kv_tokens
-        self.slots = 0
         self.tokens = 0
         self.alone: Claim | None = None
+
+    @property
+    def slots(self) -> int:
+        """How many slots are charged to the holders."""
+        if self.alone is None or self.alone.charge is None:
+            return self.ids.held
+        return self.alone.charge.slots
 
     def share(self, cost: Cost) -> float:
         """Return which part of the pool a cost takes, by slots or tokens, whichever is more.
@@ -40,8 +47,8 @@ class Holdings:
         size, limit = self.ids.size, self.kv_tokens
         if cost.slots > size or (limit is not None and cost.tokens > limit):
             whole = Cost(size, cost.tokens if limit is None else limit)
-            return None if self.slots or self.tokens else whole
-        if self.alone is not None or self.slots + cost.slots > size:
+            return None if self.ids.held or self.tokens else whole
+        if self.alone is not None or self.ids.held + cost.slots > size:
             return None
         return None if limit is not None and self.tokens + cost.tokens > limit else cost
 
@@ -58,7 +65,6 @@ class Holdings:
             self.alone = claim
         claim.charge = charge
         claim.share = charge.slots / self.ids.size if self.kv_tokens is None else self.share(charge)
-        self.slots += charge.slots
         self.tokens += charge.tokens
         claim.slots = self.ids.take(claim.cost.slots, claim.preferred)
         return True
@@ -67,7 +73,6 @@ class Holdings:
         """Take back what the claim was charged. Its ids stay warm if ``left_by`` may come back to them."""
         charge, claim.charge = claim.charge, None
         assert charge is not None
-        self.slots -= charge.slots
         self.tokens -= charge.tokens
         if self.alone is claim:
             self.alone = None

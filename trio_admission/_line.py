@@ -37,25 +37,20 @@ class Line:
         self._holders = holders
         # While one flow is alone: its key, its newcomers, and by how much the end of its latest request lies
         # ahead of the virtual time. That is what the latest newcomer was charged, and all returns since.
-        self._flow = ""
-        self._priority = 0
+        self.key = ("", 0)
         self._queue: OrderedDict[Claim, None] = OrderedDict()
         self.ahead = 0.0
         self._fair: FairShares | None = None  # when it is not
 
     @property
+    def plain(self) -> bool:
+        """Whether nobody waits, and no flow but that of ``key`` is known."""
+        return not self.length and self._fair is None
+
+    @property
     def newcomers(self) -> int:
         """How many newcomers wait."""
         return self.length - len(self.returning)
-
-    def would_lead(self, newcomer: Claim) -> bool:
-        """Say whether nobody waits and nobody of another flow or priority holds."""
-        if self.length or self._fair is not None:
-            return False
-        if not self._holders:
-            self._flow, self._priority = newcomer.flow, newcomer.priority
-            return True
-        return newcomer.flow == self._flow and newcomer.priority == self._priority
 
     def add(self, claim: Claim) -> None:
         """Let a newcomer join."""
@@ -128,15 +123,13 @@ class Line:
         """Return how many newcomers of one flow wait."""
         if self._fair is not None:
             return self._fair.waiting_of(flow)
-        return len(self._queue) if flow == self._flow else 0
+        return len(self._queue) if flow == self.key[0] else 0
 
     def _shares_with(self, claim: Claim) -> FairShares | None:
         """Return what divides the pool between the flows once this claim is there; None = one is alone."""
         if not self._holders and self.length == len(self.returning):
-            self._flow, self._priority, self.ahead = claim.flow, claim.priority, 0.0
-            self._fair = None
-        elif self._fair is None and (claim.flow != self._flow or claim.priority != self._priority):
-            alone = (self._flow, self._priority)
-            self._fair = FairShares(self._aging, alone, self.ahead, self._queue, self._holders)
+            self.key, self.ahead, self._fair = claim.key, 0.0, None
+        elif self._fair is None and claim.key != self.key:
+            self._fair = FairShares(self._aging, self.key, self.ahead, self._queue, self._holders)
             self._queue = OrderedDict()
         return self._fair

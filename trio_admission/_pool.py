@@ -61,6 +61,7 @@ class SlotPool:
         if kv_tokens is not None:
             _require_count("kv_tokens", kv_tokens)
         self._own_budget = park_budget
+        self._max_wait = config.max_wait
         self._core = Core(
             name,
             slots,
@@ -119,7 +120,7 @@ class SlotPool:
             ticket: A resume ticket of this pool and flow. One that is used, expired or another flow's is
                 ignored.
             parent: A lease of this pool on whose behalf this one works. While the parent is inside a park
-                that was refused, and so keeps its slot, the child may borrow that slot.
+                that was refused, and so keeps its slot, the child may borrow that slot, whatever its cost.
             max_wait: Seconds from arrival after which the wait is given up, 0 = now or never, None = no
                 limit. Without it, the pool's config says.
 
@@ -130,7 +131,7 @@ class SlotPool:
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
         if max_wait is FROM_CONFIG:
-            max_wait = self._core.config.max_wait
+            max_wait = self._max_wait
         claim = Claim(cost, flow, weight, priority, max_wait)
         if prefer_slot is not None or ticket is not None or parent is not None:
             self._extend(claim, prefer_slot, ticket, parent)
@@ -159,7 +160,7 @@ class SlotPool:
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
         if max_wait is FROM_CONFIG:
-            max_wait = self._core.config.max_wait
+            max_wait = self._max_wait
         claim = Claim(cost, flow, weight, priority, max_wait)
         if prefer_slot is not None or ticket is not None or parent is not None:
             self._extend(claim, prefer_slot, ticket, parent)
@@ -213,12 +214,14 @@ class SlotPool:
             if self._drained is None:
                 self._drained = trio.Event()
                 self._core.on_idle = self._tell_drained
+                self._core.calm = False
             await self._drained.wait()
 
     @enable_ki_protection
     def add_instrument(self, instrument: Instrument) -> None:
         """Call ``instrument`` with a `PoolEvent` after each change from now on."""
         self._core.announcer.instruments.append(instrument)
+        self._core.calm = False
 
     @enable_ki_protection
     def remove_instrument(self, instrument: Instrument) -> None:

@@ -19,26 +19,30 @@ class SlotIds:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._cold: dict[int, None] = dict.fromkeys(reversed(range(size)))  # the last one goes first
+        self.retired = 0  # of those that are held, how many will not come back
+        self.cold: dict[int, None] = dict.fromkeys(reversed(range(size)))  # the last one goes first
         self._warm: OrderedDict[int, object] = OrderedDict()  # id -> who left it; the first one goes first
 
     @property
     def free(self) -> int:
         """How many ids nobody holds."""
-        return len(self._cold) + len(self._warm)
+        return len(self.cold) + len(self._warm)
+
+    @property
+    def held(self) -> int:
+        """How many ids somebody holds."""
+        return self.size + self.retired - self.free
 
     def take(self, count: int, preferred: Iterable[int] = ()) -> tuple[int, ...]:
         """Take ``count`` free ids, or all, those of ``preferred`` first where they are free."""
-        if count == 1 and not preferred and self._cold:
-            return (self._cold.popitem()[0],)
-        taken = [slot for slot in dict.fromkeys(preferred) if slot in self._cold or slot in self._warm][
-            :count
-        ]
+        if count == 1 and not preferred and self.cold:
+            return (self.cold.popitem()[0],)
+        taken = [slot for slot in dict.fromkeys(preferred) if slot in self.cold or slot in self._warm][:count]
         for slot in taken:
-            if self._cold.pop(slot, self) is self:
+            if self.cold.pop(slot, self) is self:
                 del self._warm[slot]
         while len(taken) < min(count, self.size):
-            taken.append(self._cold.popitem()[0] if self._cold else self._warm.popitem(last=False)[0])
+            taken.append(self.cold.popitem()[0] if self.cold else self._warm.popitem(last=False)[0])
         return tuple(taken)
 
     def put_back(self, slots: Iterable[int], left_by: object = None) -> None:
@@ -46,33 +50,36 @@ class SlotIds:
         for slot in slots:
             if slot < self.size:
                 if left_by is None:
-                    self._cold[slot] = None
+                    self.cold[slot] = None
                 else:
                     self._warm[slot] = left_by
+            else:
+                self.retired -= 1
 
     def cool(self, slots: Iterable[int], left_by: object) -> None:
         """Forget that ``left_by`` might come back to ``slots``; as if they had been freed by an end now."""
         for slot in slots:
             if self._warm.get(slot, self) is left_by:
                 del self._warm[slot]
-                self._cold[slot] = None
+                self.cold[slot] = None
 
     def resize(self, size: int, held: set[int]) -> None:
         """Set the number of ids. Those that are ``held`` stay so, and retire when they come back."""
         for slot in range(size, self.size):
-            self._cold.pop(slot, None)
+            self.cold.pop(slot, None)
             self._warm.pop(slot, None)
         fresh = [slot for slot in range(self.size, size) if slot not in held]
-        self._cold = dict.fromkeys(reversed(fresh)) | self._cold  # never used before: after those that were
+        self.cold = dict.fromkeys(reversed(fresh)) | self.cold  # never used before: after those that were
         self.size = size
+        self.retired = sum(slot >= size for slot in held)
 
     def check(self, held: set[int]) -> None:
         """Assert that every id is in one place."""
-        places = [*held, *self._cold, *self._warm]
+        places = [*held, *self.cold, *self._warm]
         assert len(places) == len(set(places)), f"an id is in two places: {self}, {held} held"
         missing = set(range(self.size)) - set(places)
         assert not missing, f"ids are lost: {missing}"
-        assert all(slot < self.size for slot in (*self._cold, *self._warm)), f"a retired id is free: {self}"
+        assert all(slot < self.size for slot in (*self.cold, *self._warm)), f"a retired id is free: {self}"
 
     def __repr__(self) -> str:
-        return f"<SlotIds cold={list(self._cold)} warm={list(self._warm)}>"
+        return f"<SlotIds cold={list(self.cold)} warm={list(self._warm)}>"
