@@ -20,7 +20,8 @@ class Relay:
 
     Iterating joins what is waiting into one portion, and when nothing came for ``interval`` seconds it
     gives what ``keepalive`` returns. So there is no timer task: whoever waits for the client's next
-    bytes also knows when the client has been left without any.
+    bytes also knows when the client has been left without any. It is a checkpoint only when it waits;
+    what is done with a portion is one anyway.
 
     Everything that is put in must be whole events; that is why a keepalive is always between two.
     """
