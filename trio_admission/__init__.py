@@ -3,9 +3,9 @@
 The house, from the ground up:
 
 * `_errors`, `_config`, `_records`: the refusals, the settings, the frozen records;
-* `_states`, `_claim`, `_slots`, `_line`, `_holdings`, `_meter`, `_budget`, `_announcer`: the parts of the
-  pure core, which never waits and never imports Trio;
-* `_core`: every change of a pool, and the one function that grants;
+* `_states`, `_claim`, `_slots`, `_fair`, `_line`, `_holdings`, `_budget`, `_announcer`: the parts of the pure
+  core, which never waits and never imports Trio;
+* `_granting`, `_core`: the one function that grants; every change of a pool, each of which ends in it;
 * `_lease`, `_reservation`, `_pool`: every ``await`` of the library, as scopes round the core;
 * `_registry`: pools by name; `testing`: help for tests, not imported from here.
 """

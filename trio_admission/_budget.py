@@ -55,7 +55,7 @@ class ParkBudget:
         if limit < 0:
             raise ValueError(f"limit must be at least 0, not {limit}")
         self._limit: float | None = limit
-        self.claims: set[object] = set()
+        self._claims: set[object] = set()
         self._tickets: list[tuple[float, int, IssuedTicket]] = []
         self._pools: WeakSet[Core] = WeakSet()
 
@@ -68,15 +68,15 @@ class ParkBudget:
 
     @classmethod
     def _by_threads(cls) -> ParkBudget:
-        """Return a budget whose limit is worked out at each park; see `limit`."""
+        """Return a budget whose limit is worked out at each park; see `_limit_for`."""
         budget = cls(0)
         budget._limit = None
         return budget
 
     def __repr__(self) -> str:
-        return f"<ParkBudget {len(self.claims)} of {'by threads' if self._limit is None else self._limit}>"
+        return f"<ParkBudget {len(self._claims)} of {'by threads' if self._limit is None else self._limit}>"
 
-    def limit(self, threads: float) -> float:
+    def _limit_for(self, threads: float) -> float:
         """Return how many may be parked.
 
         Unless a limit was given it follows from ``threads``, the size W of the thread limiter that the
@@ -91,24 +91,24 @@ class ParkBudget:
         slots = sum(pool.slots for pool in self._pools if not pool.idle)
         return max(0, min(max(2, threads // 4), threads - reserve - slots))
 
-    def join(self, pool: Core) -> None:
+    def _join(self, pool: Core) -> None:
         """Count the pool's slots from now on."""
         self._pools.add(pool)
 
-    def ask(self, claimant: object, threads: float, now: float) -> bool:
+    def _ask(self, claimant: object, threads: float, now: float) -> bool:
         """Claim one park for ``claimant`` and say whether there was room."""
         self._expire(now)
-        if len(self.claims) >= self.limit(threads):
+        if len(self._claims) >= self._limit_for(threads):
             return False
-        self.claims.add(claimant)
+        self._claims.add(claimant)
         if isinstance(claimant, IssuedTicket):
             heapq.heappush(self._tickets, (claimant.public.expires_at, id(claimant), claimant))
         return True
 
-    def give_back(self, claimant: object) -> None:
+    def _give_back(self, claimant: object) -> None:
         """End a claim, if there is one."""
-        self.claims.discard(claimant)
+        self._claims.discard(claimant)
 
     def _expire(self, now: float) -> None:
         while self._tickets and self._tickets[0][0] <= now:
-            self.claims.discard(heapq.heappop(self._tickets)[2])
+            self._claims.discard(heapq.heappop(self._tickets)[2])

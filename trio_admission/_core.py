@@ -52,7 +52,7 @@ class Core(Granting):
     def use_budget(self, budget: ParkBudget) -> None:
         """Ask this budget from now on."""
         self.budget = budget
-        budget.join(self)
+        budget._join(self)
 
     # Coming and going.
 
@@ -108,7 +108,7 @@ class Core(Granting):
         else:
             self.line.remove(claim)
         claim.state = ENDED
-        self.budget.claims.discard(claim)
+        self.budget._give_back(claim)
         if claim.preferred:
             self._cool(claim)
         if self.announcer.instruments:
@@ -188,7 +188,7 @@ class Core(Granting):
         now = self._begin()
         if claim.open:
             claim.state = PARKED
-        elif self.budget.ask(claim, threads, now):
+        elif self.budget._ask(claim, threads, now):
             self._step_out(claim, now)
         else:
             claim.state = PARKED
@@ -207,7 +207,7 @@ class Core(Granting):
             self._come_back_from_refused(claim, cost, now)
         else:
             del self.parked[claim]
-            self.budget.give_back(claim)
+            self.budget._give_back(claim)
             claim.cost = cost
             self._line_up(claim, now)
         self._fill(now)
@@ -268,7 +268,7 @@ class Core(Granting):
             raise RuntimeError("cannot issue a ticket for a lease that is ended")
         if claim.ticket is None:
             ticket = IssuedTicket(claim.flow, now + ttl)
-            if not self.budget.ask(ticket, threads, now):
+            if not self.budget._ask(ticket, threads, now):
                 return None
             claim.ticket = self.tickets[ticket.public.token] = ticket
             heapq.heappush(self._expiries, (ticket.public.expires_at, ticket.public.token))
@@ -287,7 +287,7 @@ class Core(Granting):
         if ticket is None or ticket.flow != claim.flow or not self.config.enabled:
             return False
         del self.tickets[ticket.public.token]
-        self.budget.give_back(ticket)
+        self.budget._give_back(ticket)
         claim.came_with = ticket
         claim.preferred = ticket.slots
         self._note(EventKind.TICKET_USED, claim)

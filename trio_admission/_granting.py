@@ -288,7 +288,7 @@ class Granting:
         while self._expiries and self._expiries[0][0] <= until:
             ticket = self.tickets.pop(heapq.heappop(self._expiries)[1], None)
             if ticket is not None:
-                self.budget.give_back(ticket)
+                self.budget._give_back(ticket)
                 self.held.ids.cool(ticket.slots, ticket)
 
     def _note(

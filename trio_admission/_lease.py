@@ -29,7 +29,7 @@ _SPARE_CHANNELS: Final = 64
 
 
 def default_threads() -> float:
-    """Return W of `ParkBudget.limit`: the tokens of Trio's default thread limiter."""
+    """Return W of `ParkBudget`: the tokens of Trio's default thread limiter."""
     return trio.to_thread.current_default_thread_limiter().total_tokens
 
 
