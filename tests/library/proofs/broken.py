@@ -131,15 +131,15 @@ class SkipsTheHead(Core):
 class LeakyBudget(ParkBudget):  # type: ignore[misc]  # final for users, not for those who break it
     """Does not notice that a park is over."""
 
-    def give_back(self, claimant: object) -> None:
+    def _give_back(self, claimant: object) -> None:
         pass
 
 
 class GenerousBudget(ParkBudget):  # type: ignore[misc]
     """Forgets who parks as soon as it has said yes."""
 
-    def ask(self, claimant: object, threads: float, now: float) -> bool:
-        return super().ask(object(), threads, now)
+    def _ask(self, claimant: object, threads: float, now: float) -> bool:
+        return super()._ask(object(), threads, now)
 
 
 class LeaksCost(Core):

@@ -546,10 +546,10 @@ def check_order(pair: Pair) -> None:
 
 def check_budget(budget: ParkBudget, books: BudgetBooks, now: float) -> None:
     expected = len(books.claimants(now))
-    room = budget.ask(probe := object(), 40.0, now)
+    room = budget._ask(probe := object(), 40.0, now)
     assert room == (expected < books.limit), f"E7: {budget} should have {expected} claims"
-    budget.give_back(probe)
-    assert len(budget.claims) == expected, f"E7: {budget} should have {expected} claims"
+    budget._give_back(probe)
+    assert len(budget._claims) == expected, f"E7: {budget} should have {expected} claims"
 
 
 def drain(pair: Pair) -> None:
