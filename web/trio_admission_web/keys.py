@@ -65,7 +65,7 @@ class ApiKey:
             object.__setattr__(self, "flow", self.name)
 
     def may_use(self, model: str | None) -> bool:
-        """Say whether it may name this model; None = the default one, which everybody may use."""
+        """Say whether it may name this model; None = none is configured, and all may use what there is."""
         return self.models is None or model is None or model in self.models
 
 
@@ -105,7 +105,12 @@ class KeyRing:
 def new_key() -> tuple[str, str]:
     """Return a new key, and its hash for the configuration."""
     key = "ta-" + secrets.token_urlsafe(32)
-    return key, "sha256:" + hashlib.sha256(key.encode()).hexdigest()
+    return key, hash_key(key)
+
+
+def hash_key(key: str) -> str:
+    """Return a key's hash as the configuration has it."""
+    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
 
 
 def _shown(name: bytes, value: bytes) -> bytes | None:
