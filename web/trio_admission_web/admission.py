@@ -275,8 +275,11 @@ class Passage:
         ) as self._reservation:
             if self._reservation.lease is None:
                 self._check_waiting()
+            else:
+                self._granted = self.arrived
             self._lease = await self._reservation.wait()
-            self._granted = trio.current_time()
+            if self._granted is None:
+                self._granted = trio.current_time()
             await self._ask()
             while self._turns is not None and self._turns.due:
                 await self._turns.take(self._lease, self._relay.put)
@@ -319,7 +322,8 @@ class Passage:
     async def _pass_on(self, response: OpenAnswer) -> None:
         """Give the client an answer that is no stream of events as it is, if it still can be."""
         whole = await response.whole()
-        self._note_first_byte()
+        if self._first_byte is None:
+            self._note_first_byte()
         kind = (whole.content_type or b"").split(b";")[0].strip().lower()
         if whole.status < 400 and not (whole.status == 200 and whole.body and kind == b"application/json"):
             raise ProblemError(problems.bad_gateway())
@@ -369,7 +373,7 @@ class Passage:
         if waiting > key.max_waiting:
             raise ProblemError(
                 problems.flow_limit(
-                    waiting=waiting - 1, limit=key.max_waiting, retry_after=self._flow_retry()
+                    waiting=key.max_waiting, limit=key.max_waiting, retry_after=self._flow_retry()
                 )
             )
 

@@ -1,0 +1,147 @@
+"""Several backends: which of them gets a request, and what is told of all."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.gateway import CHAT, call, chat, gateway, gateway_to
+from trio_admission import AdmissionConfig
+from trio_admission.testing.fake_llama_server import FakeLlamaServer
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+    from trio_admission_web.app import App
+
+
+def two(a: dict[str, Any], b: dict[str, Any], **server: Any) -> tuple[Any, Any]:
+    """Two servers, called a and b."""
+    return (
+        (FakeLlamaServer(**server), {"name": "a", **a}),
+        (FakeLlamaServer(**server), {"name": "b", **b}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [("m1", "a"), ("m2", "b"), ("alias", "b"), (None, "a"), ("default", "a"), ("", "a"), ("m3", None)],
+)
+async def test_a_model_leads_to_the_backend_that_serves_it(
+    autojump_clock: MockClock, model: str | None, path: str | None
+) -> None:
+    a, b = two({"models": ("m1",)}, {"models": ("m2",), "aliases": ("alias",)})
+    async with gateway_to(a, b) as app:
+        reply = await call(app, CHAT, chat(model=model))
+        if path is None:
+            assert (reply.status, reply.error["code"], reply.error["param"]) == (
+                404,
+                "model_not_found",
+                "model",
+            )
+        light = await call(app, "/tokenize", {"content": "x", "model": model})
+        assert light.status == reply.status
+    assert {"a": a[0].total, "b": b[0].total} == {"a": int(path == "a"), "b": int(path == "b")}
+
+
+async def test_with_one_model_every_name_means_it(autojump_clock: MockClock) -> None:
+    a, b = two({"models": ("m",)}, {"models": ("m",)}, total_slots=1, words=1, interval=5.0)
+    async with gateway_to(a, b) as app, trio.open_nursery() as nursery:
+        for name in ("gpt-4o", "m"):
+            nursery.start_soon(call, app, CHAT, chat(model=name))
+            await wait_all_tasks_blocked()
+    assert (a[0].total, b[0].total) == (1, 1)
+
+
+async def test_a_backend_without_models_takes_the_names_that_no_other_has(autojump_clock: MockClock) -> None:
+    a, b = two({"models": ("m1", "m2")}, {})
+    async with gateway_to(a, b) as app:
+        for name in ("m1", "m2", "m3", "m4"):
+            assert (await call(app, CHAT, chat(model=name))).status == 200
+    assert (a[0].total, b[0].total) == (2, 2)
+
+
+async def test_a_request_goes_where_the_wait_is_the_shortest(autojump_clock: MockClock) -> None:
+    a, b = two({"models": ("m",)}, {"models": ("m",)}, total_slots=1, words=1)
+    a[0].interval, b[0].interval = 2.0, 10.0
+    async with gateway_to(a, b) as app:
+        for _ in range(2):  # both are measured
+            async with trio.open_nursery() as nursery:
+                for _ in range(2):
+                    nursery.start_soon(call, app, CHAT, chat())
+                    await wait_all_tasks_blocked()
+        assert (a[0].total, b[0].total) == (2, 2)
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(call, app, CHAT, chat())
+                await wait_all_tasks_blocked()
+    assert (a[0].total, b[0].total) == (7, 3)  # four places of 2 s are a shorter wait than one of 10 s
+
+
+async def test_a_backend_that_hangs_and_a_full_line_are_its_own_affair(autojump_clock: MockClock) -> None:
+    a, b = two({"models": ("m1",)}, {"models": ("m2",)}, total_slots=1, words=1, interval=1.0)
+    a[0].interval = 1e6
+    admission = AdmissionConfig(max_waiting=2)
+    async with gateway_to(a, b, admission=admission) as app, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(partial(call, app, CHAT, chat(model="m1"), leave_after=60.0))
+            await wait_all_tasks_blocked()
+        assert (await call(app, CHAT, chat(model="m1"))).status == 429
+        for _ in range(3):
+            reply = await call(app, CHAT, chat(model="m2"))
+            assert (reply.status, reply.seconds) == (200, 1.0)
+        assert await counts(app) == {"a": (1, 2), "b": (0, 0)}
+
+
+async def counts(app: App) -> dict[str, tuple[int, int]]:
+    shown = (await call(app, "/admission", method="GET")).json["backends"]
+    return {name: (each["held"], len(each["line"])) for name, each in shown.items()}
+
+
+async def test_the_models_of_all_are_listed_once(autojump_clock: MockClock) -> None:
+    a, b = two({"models": ("m1", "m2")}, {"models": ("m2", "m3"), "aliases": ("x",)})
+    c = (FakeLlamaServer(), {"name": "c"})
+    away = (FakeLlamaServer(), {"name": "d"})
+    async with gateway_to(a, b, c, away) as app:
+        away[0].crash()
+        for path in ("/v1/models", "/models"):
+            listed = (await call(app, path, method="GET")).json
+            assert listed["object"] == "list"
+            assert [each["id"] for each in listed["data"]] == ["m1", "m2", "m3", "fake-model"]
+
+
+async def test_readiness_says_which_backends_are_ready(autojump_clock: MockClock) -> None:
+    a, b = two({}, {})
+    async with gateway_to(a, b) as app:
+        b[0].loading = True
+        ready = await call(app, "/ready", method="GET")
+        assert (ready.status, ready.json["backends"]) == (200, {"a": True, "b": False})
+        a[0].loading = True
+        assert (await call(app, "/ready", method="GET")).error["code"] == "backend_unavailable"
+
+
+async def test_a_backend_shows_its_own_pages_by_name(autojump_clock: MockClock) -> None:
+    a, b = two({}, {})
+    b[0].total_slots = 7
+    async with gateway_to(a, b) as app:
+        first = await call(app, "/props", method="GET")
+        other = await call(app, "/props?backend=b", method="GET")
+        assert (first.json["total_slots"], other.json["total_slots"]) == (a[0].total_slots, 7)
+        assert (await call(app, "/slots?backend=b", method="GET")).status == 200
+        assert (await call(app, "/slots?backend=c", method="GET")).status == 404
+        assert (await call(app, "/props", method="POST")).status == 405
+
+
+async def test_each_backend_has_the_slots_that_it_has(autojump_clock: MockClock) -> None:
+    a, b = (FakeLlamaServer(total_slots=2), {"name": "a"}), (FakeLlamaServer(total_slots=5), {"name": "b"})
+    async with gateway_to(a, b) as app:
+        assert [each.pool.statistics().slots for each in app.gateway.backends.values()] == [2, 5]
+
+
+async def test_a_pool_counts_the_tokens_that_are_configured(autojump_clock: MockClock) -> None:
+    async with gateway(FakeLlamaServer(), kv_tokens=4096) as app:
+        assert app.gateway.backend.pool.statistics().kv_tokens == 4096
