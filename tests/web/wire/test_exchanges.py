@@ -129,6 +129,12 @@ def test_broken_utf8_passes_in_a_stream_and_is_replaced_in_an_answer(dialect: Di
     assert "Gr\ufffdß" in exchange.answer().decode()
 
 
+def test_half_a_character_stays_the_escape_that_it_came_as() -> None:
+    exchange = CHAT.exchange(stream=False)
+    exchange.relay(CHAT.stream.replace("ü".encode(), b"\\ud83d"))
+    assert b'"content":"Gr\\ud83d\xc3\x9f' in exchange.answer()
+
+
 fragments = st.sampled_from([
     b"data: ",
     b"event: ",

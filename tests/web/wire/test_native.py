@@ -22,7 +22,8 @@ def test_one_prompt_has_one_answer() -> None:
 
 
 def test_tokens_are_given_if_they_were_asked_for() -> None:
-    events = piece(0, "x", tokens=[5]), piece(0, "y", tokens=[6]), last_piece(0)
+    progress = piece(0, "", tokens=[0], prompt_progress={"total": 3})  # whose token is none
+    events = progress, piece(0, "x", tokens=[5]), piece(0, "y", tokens=[6]), last_piece(0)
     assert answer(*events, prompt="a", return_tokens=True)["tokens"] == [5, 6]
     assert answer(*events, prompt="a", return_tokens=None)["tokens"] == []
 
