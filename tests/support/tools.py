@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import trio
 
 from trio_admission_web.tools import ToolError, current_request, tool
 
-PLACES = tuple(f"{__name__}:{name}" for name in ("find", "nap", "fail", "whose", "whose_in_thread"))
+PLACES = tuple(f"{__name__}:{name}" for name in ("find", "nap", "fail", "flip", "whose", "whose_in_thread"))
 
 
 @tool
@@ -38,3 +40,9 @@ async def whose() -> str:
 def whose_in_thread() -> str:
     """Tell the request's id."""
     return current_request.get()
+
+
+@tool
+async def flip(side: Literal["heads", "tails"]) -> str:
+    """Flip a coin and bet on a side."""
+    return f"You lose with {side}."

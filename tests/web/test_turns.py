@@ -112,6 +112,34 @@ async def test_the_slot_serves_others_until_the_approval_and_the_approved_one_is
     assert (b.seconds, c.seconds) == (2, 4.5)
 
 
+async def test_who_is_approved_is_always_the_next_whoever_comes_meanwhile(autojump_clock: MockClock) -> None:
+    """Five wait for people, and newcomers never end: each time that the slot frees, one arrives in that tick."""
+    calls = [Script(tokens=0, tool_calls=[FIND], interval=0.5)] * 5
+    approved_at = {0: 10.7, 1: 13.3, 2: 14.5, 3: 17.9, 4: 21.5}  # the slot frees at 12, 14, ... seconds
+    async with one_slot(*calls, max_parked=5) as (app, server), trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(call, app, CHAT, asking("find", user=str(number)))
+            await trio.sleep(1)
+        questions = [each["id"] for each in await approvals(app)]
+        await trio.sleep_until(10)
+        assert state(app) == (0, 0, 5, 0)
+
+        async def newcomers() -> None:
+            for _ in range(20):
+                nursery.start_soon(call, app, CHAT, chat(stream=True, user="new"))
+                await trio.sleep(1)  # each takes 2 s, so the line grows
+
+        nursery.start_soon(newcomers)
+        for number, name in enumerate(questions):
+            await trio.sleep_until(approved_at[number])
+            assert (await decide(app, name)).status == 200
+    served = [(json.loads(each.body)["user"], each.launched) for each in server.generations[5:]]
+    assert served[:12] == [
+        ("new", 10), ("0", 12), ("1", 14), ("2", 16), ("3", 18), ("new", 20), ("4", 22), ("new", 24),
+        ("new", 26), ("new", 28), ("new", 30), ("new", 32),
+    ]  # fmt: skip
+
+
 async def test_the_model_is_told_the_result(autojump_clock: MockClock) -> None:
     async with one_slot(CALLS, ANSWERS) as (app, server):
         await call(app, CHAT, asking("find", approval="never"))

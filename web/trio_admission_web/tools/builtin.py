@@ -44,7 +44,7 @@ async def current_time(timezone: Annotated[str, {"maxLength": 40}] = "UTC") -> s
 
 
 @tool(approval="never")
-async def calculate(expression: Annotated[str, {"maxLength": 200}]) -> str:
+async def calculate(expression: Annotated[str, {"maxLength": 80}]) -> str:
     """Work out an arithmetic expression.
 
     Args:
