@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ._core import Core
     from ._records import Cost
 
-_SPARE_CHANNELS: Final = 64
+_SPARE_CHANNELS: Final = 1024  # kept for the next to wait: some 2 KB each, and dear to make
 
 
 def default_threads() -> float:
@@ -148,20 +148,15 @@ class Arrival:
         self._waits = waits
         self._claim = claim
 
-    async def _wait(self, until: float = math.inf) -> bool:
-        """Wait for the first grant and say whether it came before ``until``. Always a checkpoint."""
+    def _not_granted(self) -> None:
+        """Raise what ended the wait, if it is over."""
         claim, core = self._claim, self._waits.core
-        if core.waits(claim):
-            await self._waits.for_grant(claim, min(until, claim.deadline))
-            if core.waits(claim) and trio.current_time() >= claim.deadline:
-                core.time_out(claim)
-        else:
-            await trio.lowlevel.checkpoint()
+        if core.waits(claim) and core.now() >= claim.deadline:
+            core.time_out(claim)
         if claim.refusal is not None:
             raise claim.refusal
         if claim.state is ENDED:
             raise RuntimeError("the reservation has ended")
-        return claim.granted
 
     @enable_ki_protection
     async def __aexit__(
@@ -196,7 +191,9 @@ class Lease(Arrival):
             if claim.granted:
                 await checkpoint()
             else:
-                await self._wait()
+                await waits.for_grant(claim, claim.deadline)
+                if not claim.granted:
+                    self._not_granted()
         except BaseException:
             waits.core.leave(claim)
             raise

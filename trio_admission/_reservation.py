@@ -9,6 +9,7 @@ import trio
 from trio.lowlevel import current_trio_token, enable_ki_protection
 
 from ._lease import Arrival, Lease
+from ._states import ENDED
 
 
 @final
@@ -87,10 +88,17 @@ class Reservation(Arrival):
         return self._held() if await self._attend(until) else None
 
     async def _attend(self, until: float = math.inf) -> bool:
+        waits, claim = self._waits, self._claim
         try:
-            return await self._wait(until)
+            if waits.core.waits(claim):
+                await waits.for_grant(claim, min(until, claim.deadline))
+            else:
+                await trio.lowlevel.checkpoint()
+            if not claim.granted or claim.state is ENDED:
+                self._not_granted()
+            return claim.granted
         finally:
-            self._waits.watch(self._claim)  # in case it still waits
+            waits.watch(claim)  # in case it still waits
 
     def _held(self) -> Lease:
         if self._lease is None:
