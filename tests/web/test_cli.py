@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -20,17 +21,21 @@ from tests.support.raw_client import RawClient, data_of
 from tests.support.serving import until
 from trio_admission.testing.fake_llama_server import FakeLlamaServer
 from trio_admission_web import cli
+from trio_admission_web.keys import hash_key
+from trio_admission_web.options import BACKEND, GATEWAY, POOL
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 
 @dataclass
 class Command:
-    """A running command and the first address that it printed."""
+    """A running command, the first address that it printed, and all that it has said."""
 
     process: trio.Process
     url: str
+    said: bytearray
 
 
 @asynccontextmanager
@@ -53,7 +58,7 @@ async def running(*command: str, sign: bytes = b"listening on", **environ: str) 
         await until(lambda: url.search(said) or process.returncode is not None, seconds=30)
         found = url.search(said)
         assert found, said.decode()
-        yield Command(process, found[1].decode())
+        yield Command(process, found[1].decode(), said)
         with trio.fail_after(10):
             await process.wait()
 
@@ -120,6 +125,96 @@ async def test_hypercorns_own_command_serves_the_same_application() -> None:
             async with RawClient.connected(command.url) as client:
                 assert (await client.ask("POST", CHAT, chat())).status == 200
             command.process.send_signal(signal.SIGTERM)
+
+
+def key_file(file: Path, *secrets: str, more: str = "") -> None:
+    """Write a configuration with these keys."""
+    keys = [f'[keys.{secret}]\nhash = "{hash_key(secret)}"' for secret in secrets]
+    file.write_text("\n".join([more, *keys]))
+
+
+async def test_a_hangup_reloads_keys_and_leaves_the_line_alone(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    async with FakeLlamaServer(total_slots=1, words=20, interval=0.05) as llama, llama.listening() as url:
+        key_file(file, "old")
+        serve = ("trio_admission_web", "serve", "--upstream", url, "--port", "0", "--config", str(file))
+        async with (
+            running(*serve) as command,
+            RawClient.connected(command.url) as runs,
+            RawClient.connected(command.url) as waits,
+        ):
+            for client in (runs, waits):
+                await client.request("POST", CHAT, chat(stream=True), [("Authorization", "Bearer old")])
+                assert (await client.read_head()).status == 200
+            key_file(file, "new", more="max_wait = 1\ngrace = 0.2")
+            command.process.send_signal(signal.SIGHUP)
+            await until(lambda: b"reloaded: 1 API keys" in command.said, seconds=20)
+            assert b"to change admission takes a restart" in command.said
+            assert await statuses(command.url) == {"old": 401, "new": 200}
+
+            key_file(file, "other", more="grace = -1\nprot = 1")
+            command.process.send_signal(signal.SIGHUP)
+            await until(lambda: command.said.count(b"not reloaded") == 2, seconds=20)
+            assert b"gateway.toml:2: prot is not a setting; did you mean port?" in command.said
+            assert await statuses(command.url) == {"old": 401, "new": 200}
+
+            for client in (runs, waits):
+                await client.read_until(b"[DONE]")
+            command.process.send_signal(signal.SIGTERM)
+    assert command.process.returncode == 0
+
+
+async def statuses(url: str) -> dict[str, int]:
+    """What each key gets."""
+    found = {}
+    for secret in ("old", "new"):
+        async with RawClient.connected(url) as client:
+            answer = await client.ask("GET", "/admission", headers=[("X-Api-Key", secret)])
+            found[secret] = answer.status
+    return found
+
+
+async def test_each_line_of_the_log_is_json_where_there_is_no_terminal() -> None:
+    async with FakeLlamaServer(words=3) as llama, llama.listening() as upstream:
+        serve = ("trio_admission_web", "serve", "--upstream", upstream, "--port", "0")
+        async with running(*serve) as command:
+            async with RawClient.connected(command.url) as client:
+                await client.ask("POST", CHAT, chat(model="m"))
+            command.process.send_signal(signal.SIGTERM)
+    lines = [line for line in command.said.decode().splitlines() if not line.startswith("listening on")]
+    told = [json.loads(line) for line in lines]
+    [request] = [each for each in told if "outcome" in each]
+    assert (request["route"], request["model"], request["outcome"]) == (CHAT, "m", "answered")
+
+
+def test_check_config_says_everything_that_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "gateway.toml"
+    key_file(file, "ada", more='backends.a.url = "http://h"\nport = "x"\ngrace = 0')
+    assert cli.main(["check-config", str(file)]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        f"trio-admission: {file}:2: port must be a whole number from 0 to 65535, not 'x'",
+        f"trio-admission: {file}:3: grace must be a number of seconds above 0, not 0",
+    ]
+    key_file(file, "ada", more='backends.a.url = "http://h"')
+    assert cli.main(["check-config", str(file)]) == 0
+    assert capsys.readouterr().out == "good: 1 backend(s), 1 API key(s)\n"
+
+
+def test_a_new_key_is_one_that_its_hash_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["new-key"]) == 0
+    key, line = capsys.readouterr().out.splitlines()
+    assert line == f'hash = "{hash_key(key.removeprefix("key:").strip())}"'
+
+
+def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    said = capsys.readouterr().out
+    assert all(f"  {option.flag} " in said for option in (*GATEWAY, *POOL, *BACKEND))
 
 
 @pytest.mark.parametrize(
