@@ -113,16 +113,16 @@ async def test_the_slot_serves_others_until_the_approval_and_the_approved_one_is
 
 
 async def test_who_is_approved_is_always_the_next_whoever_comes_meanwhile(autojump_clock: MockClock) -> None:
-    """Five wait for people, and newcomers never end: each time that the slot frees, one arrives in that tick."""
+    """Five wait for people, and newcomers never end: one comes in each tick in which the slot frees."""
     calls = [Script(tokens=0, tool_calls=[FIND], interval=0.5)] * 5
     approved_at = {0: 10.7, 1: 13.3, 2: 14.5, 3: 17.9, 4: 21.5}  # the slot frees at 12, 14, ... seconds
     async with one_slot(*calls, max_parked=5) as (app, server), trio.open_nursery() as nursery:
         for number in range(5):
             nursery.start_soon(call, app, CHAT, asking("find", user=str(number)))
             await trio.sleep(1)
-        questions = [each["id"] for each in await approvals(app)]
         await trio.sleep_until(10)
         assert state(app) == (0, 0, 5, 0)
+        questions = [each["id"] for each in await approvals(app)]
 
         async def newcomers() -> None:
             for _ in range(20):
