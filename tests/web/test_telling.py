@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -12,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.gateway import CHAT, api_key, call, chat, connect, gateway, gateway_to, shown
-from trio_admission import AdmissionConfig
+from trio_admission import AdmissionConfig, EventKind
 from trio_admission.testing.fake_llama_server import End, FakeLlamaServer, Raw, Script
 from trio_admission_web import problems
 from trio_admission_web.logs import ForPeople, ForPrograms
@@ -272,3 +274,17 @@ async def test_a_client_that_goes_away_with_its_body_half_sent_is_counted(autoju
             await client.disconnect()
         numbers = await scrape(app)
     assert numbers.total("requests_total", route=CHAT, outcome="client_gone") == 1
+
+
+async def test_the_metrics_reference_names_everything_there_is(autojump_clock: MockClock) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
+    async with gateway(FakeLlamaServer()) as app:
+        await call(app, CHAT, chat())
+        exposition = (await call(app, "/metrics", method="GET")).body
+    families = list(text_string_to_metric_families(exposition.decode()))
+    there_is = {each.name + ("_total" if each.type == "counter" else "") for each in families}
+    there_is = {name for name in there_is if not name.endswith("_created")}  # when each began: the library's
+    told = set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
+    assert told == there_is
+    words = set(re.findall(r"`(\w+)`", page))
+    assert words >= OUTCOMES | {kind.value.replace(" ", "_") for kind in EventKind}
