@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from tests.support.visitors import empty
 from trio_admission import Cost, LeaseLost, LeaseState, ParkBudget, SlotPool, WaitTimeout
 from trio_admission.testing import check
-from tests.support.visitors import empty
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -44,7 +44,7 @@ class Stage:
                 nursery.start_soon(self._visit, "a")
                 nursery.start_soon(self._visit, "b")
                 nursery.start_soon(self._park_in_the_way)
-                if trio._core._run._r.random() < 0.5:  # type: ignore[attr-defined]
+                if trio._core._run._r.random() < 0.5:
                     await trio.lowlevel.checkpoint()  # they come before the hero, or after
             await story(self)
             self.scope = None

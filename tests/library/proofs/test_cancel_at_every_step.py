@@ -54,7 +54,7 @@ def play(stage: Stage, story: Story, *, crowded: bool, moment: int, seed: int) -
     async def main() -> None:
         await stage.play(story, crowded=crowded)
 
-    trio._core._run._r.seed(seed)  # type: ignore[attr-defined]
+    trio._core._run._r.seed(seed)
     run_in_virtual_time(main, instruments=[instrument])
     return not instrument.past
 
@@ -68,7 +68,11 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("scheduler")
 @pytest.mark.parametrize(
     ("slots", "crowded"),
-    [pytest.param(1, False, id="alone"), pytest.param(1, True, id="crowded"), pytest.param(2, True, id="roomy")],
+    [
+        pytest.param(1, False, id="alone"),
+        pytest.param(1, True, id="crowded"),
+        pytest.param(2, True, id="roomy"),
+    ],
 )
 @pytest.mark.parametrize("story", STORIES)
 def test_a_cancel_at_any_step_loses_nothing_when_the_hero(story: Story, slots: int, crowded: bool) -> None:

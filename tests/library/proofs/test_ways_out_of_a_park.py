@@ -1,7 +1,7 @@
 """Every way out of `parked` and `unparked`: what leaves, when, and what is left behind (E3-E5).
 
-The hero is admitted at 0 and parks; its block takes one second. Then its way back is free, or contended (somebody
-who waited has the slot until 5), or its park was refused (with somebody waiting or not).
+The hero is admitted at 0 and parks; its block takes one second. Then its way back is free, or contended
+(somebody who waited has the slot until 5), or its park was refused (with somebody waiting or not).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from tests.support.visitors import empty
-from trio_admission import EventKind, Lease, LeaseLost, LeaseState, ParkBudget, PoolEvent, SlotPool
+from trio_admission import EventKind, LeaseLost, LeaseState, ParkBudget, PoolEvent, SlotPool
 from trio_admission.testing import check, run_in_virtual_time
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Scene:
 
 @trio.lowlevel.enable_ki_protection
 def press_ctrl_c() -> None:
-    """As when it comes while Trio waits: the main task, which is the hero's, gets it at its next checkpoint."""
+    """As if it came while Trio waits: the main task, the hero's, gets it at its next checkpoint."""
     signal.raise_signal(signal.SIGINT)
 
 
