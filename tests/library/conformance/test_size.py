@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from tests.support.visitors import visiting
-from trio_admission import AdmissionConfig, Cost, PoolClosed
+from trio_admission import AdmissionConfig, Cost, PoolClosed, WaitTimeout
 
 if TYPE_CHECKING:
     from tests.library.conformance.conftest import MakePool
@@ -96,6 +96,9 @@ async def test_tokens_shrink_as_slots_do(make_pool: MakePool) -> None:
     async with visiting(pool) as house:
         holder = await house.serve("holder", cost=Cost(tokens=900))
         pool.resize(kv_tokens=500)
+        with pytest.raises(WaitTimeout):
+            async with pool.admit(max_wait=0):
+                pytest.fail("admitted")
         waiting = await house.arrive("waiting", cost=Cost(tokens=1))
         assert waiting.waits
         assert (pool.statistics().kv_tokens, pool.statistics().kv_held) == (500, 900)
