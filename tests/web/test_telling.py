@@ -227,6 +227,8 @@ async def test_the_counters_are_what_happened(autojump_clock: MockClock) -> None
     assert numbers.total("first_byte_seconds_count", route=CHAT) == 5
     assert numbers.total("duration_seconds_count", route=CHAT) == sum(outcomes.values())
     assert numbers.total("keepalives_total", route=CHAT) > 10
+    assert numbers.total("tokens_total", kind="generated") == 4 * 4
+    assert numbers.total("tokens_total", kind="prompt") > 0
     for gauge in ("held", "waiting", "parked", "returning", "kv_held"):
         assert numbers.total(gauge) == 0
 

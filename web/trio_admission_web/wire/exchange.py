@@ -81,6 +81,10 @@ class Exchange(Protocol):
         """
 
     @property
+    def tokens(self) -> tuple[int, int]:
+        """Tokens of the prompt that the backend read anew, and those it generated, as far as it said so."""
+
+    @property
     def failure(self) -> Problem | None:
         """The error that the backend sent inside its stream."""
 

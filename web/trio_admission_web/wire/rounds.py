@@ -59,6 +59,7 @@ class Rounds(Streamed):
         if self.finished:
             return b""
         events = self._outer_scanner.feed(data)
+        super()._account(events)
         return super().relay(b"".join(self._let_through(event) for event in split_events(events)))
 
     def go_on(self, results: Sequence[str]) -> None:
@@ -68,6 +69,9 @@ class Rounds(Streamed):
         self._number += 1
         self._outer_scanner = EventScanner()
         self._begin_round()
+
+    def _account(self, events: bytes) -> None:
+        """Nothing: `relay` has seen all events, those that end a round and go no further among them."""
 
     @property
     def _last_round(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trio_admission_web.problems import Problem, ProblemError, bad_gateway, upstream_error
 
+from .account import TIMINGS, count_tokens
 from .sse import EventScanner, read_fields, split_events
 
 
@@ -29,6 +30,7 @@ class Streamed(ABC):
     def __init__(self) -> None:
         self.finished = False
         self.failure: Problem | None = None
+        self.tokens = (0, 0)
         self._scanner = EventScanner()
 
     def keepalive(self, position: int, estimated_wait: float | None) -> bytes:
@@ -43,6 +45,7 @@ class Streamed(ABC):
         if self.finished:
             return b""
         events = self._scanner.feed(data)
+        self._account(events)
         if not self.stream:
             self._take(events)
             return b""
@@ -83,6 +86,12 @@ class Streamed(ABC):
     @abstractmethod
     def _assemble(self) -> object:
         """The answer, from what was folded; raises ProblemError if that is not a complete one."""
+
+    def _account(self, events: bytes) -> None:
+        """Take note of the tokens that events account for."""
+        if TIMINGS in events:
+            prompt, generated = count_tokens(events)
+            self.tokens = (self.tokens[0] + prompt, self.tokens[1] + generated)
 
     def _pass(self, events: bytes) -> bytes:
         """Let events through to the client."""

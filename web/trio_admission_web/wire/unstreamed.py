@@ -22,6 +22,7 @@ class Unstreamed(ABC):
     stream = False
     has_tools = False
     calls_client = False
+    tokens = (0, 0)
     finished = False
     failure: Problem | None = None
     output_limit: int | None = 0
