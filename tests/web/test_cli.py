@@ -125,6 +125,7 @@ async def test_hypercorns_own_command_serves_the_same_application() -> None:
             async with RawClient.connected(command.url) as client:
                 assert (await client.ask("POST", CHAT, chat())).status == 200
             command.process.send_signal(signal.SIGTERM)
+    assert b'"outcome": "answered"' in command.said
 
 
 def key_file(file: Path, *secrets: str, more: str = "") -> None:

@@ -1,11 +1,14 @@
-"""The gateway for ``hypercorn -k trio trio_admission_web.asgi:app``, set up by the environment and by the
-file that ``TRIO_ADMISSION_CONFIG`` names.
- Hypercorn decides where to listen and when to stop.
+"""The gateway for ``hypercorn -k trio trio_admission_web.asgi:app``.
+
+It is set up by the environment and by the file that ``TRIO_ADMISSION_CONFIG`` names. Hypercorn decides where
+to listen and when to stop.
 """
 
 from __future__ import annotations
 
 from .app import create_app
 from .configuration import load
+from .logs import set_up
 
+set_up()
 app = create_app(load())
