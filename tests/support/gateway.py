@@ -67,7 +67,7 @@ async def gateway_to(
         async with app.test_app():
             await wait_all_tasks_blocked()
             yield app
-            await wait_all_tasks_blocked()
+            await _emptied(app)
             for backend in app.gateway.backends.values():
                 counts = backend.pool.statistics()
                 assert (counts.held, counts.waiting) == (0, 0)
@@ -81,11 +81,19 @@ async def gateway(server: FakeLlamaServer, **settings: Any) -> AsyncIterator[App
     async with server, app.test_app():
         await wait_all_tasks_blocked()  # it has asked for its slots
         yield app
-        await wait_all_tasks_blocked()
+        await _emptied(app)
         counts = app.gateway.backend.pool.statistics()
         assert (counts.held, counts.waiting, len(app.gateway.passages)) == (0, 0, 0)
-        await trio.sleep(2)  # the server notices at its next token
+        await trio.sleep(2)  # a server that cannot be asked for its slots notices at its next token
         assert server.in_flight == 0
+
+
+async def _emptied(app: App) -> None:
+    """Wait for those whose slot the server has not given up yet."""
+    with trio.move_on_after(35):
+        await wait_all_tasks_blocked()
+        while app.gateway.passages:  # noqa: ASYNC110 - there is no event for it
+            await trio.sleep(0.5)
 
 
 @dataclass

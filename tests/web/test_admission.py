@@ -331,7 +331,7 @@ async def test_a_client_that_leaves_the_line_never_reaches_the_backend(autojump_
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_in_the_middle_hands_its_slot_on_at_once(
+async def test_the_slot_of_a_client_that_left_is_handed_on_when_the_server_has_let_go(
     autojump_clock: MockClock, *, stream: bool
 ) -> None:
     server = FakeLlamaServer(total_slots=1, words=100, interval=1.0)
@@ -340,10 +340,103 @@ async def test_a_client_that_leaves_in_the_middle_hands_its_slot_on_at_once(
         nursery.start_soon(lambda: call(app, CHAT, chat(stream=stream), leave_after=3.5))
         await wait_all_tasks_blocked()
         server.script(Script(tokens=1))
-        await call(app, CHAT, chat(seed=2), leave_after=5.0)
+        last = await call(app, CHAT, chat(seed=2))
+        assert last.status == 200
     left, followed = server.generations[0], server.generations[1]
     assert left.connection.peer_closed == start + 3.5
-    assert followed.arrived == start + 3.5
+    assert left.released == start + 4.0  # at its next token
+    looks = [each.arrived - start for each in server.requests if each.path == "/slots"]
+    assert looks == pytest.approx([3.65, 5.65])
+    assert followed.arrived == pytest.approx(start + 5.65)
+    assert server.max_in_flight == 1
+
+
+async def test_a_slot_that_is_let_go_at_the_next_token_is_handed_on_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    server = FakeLlamaServer(total_slots=1, words=100, interval=0.1)
+    async with gateway(server) as app, trio.open_nursery() as nursery:
+        start = trio.current_time()
+        nursery.start_soon(lambda: call(app, CHAT, chat(stream=True), leave_after=1.05))
+        await wait_all_tasks_blocked()
+        await call(app, CHAT, chat(seed=2))
+    assert server.generations[1].arrived == pytest.approx(start + 1.2)
+    assert server.max_in_flight == 1
+
+
+async def test_a_prompt_that_cannot_be_interrupted_keeps_its_slot_and_no_other(
+    autojump_clock: MockClock,
+) -> None:
+    server = FakeLlamaServer(total_slots=2, words=1, prefill=18.0)
+    async with gateway(server) as app, trio.open_nursery() as nursery:
+        start = trio.current_time()
+        for seed, leave in ((1, 1.0), (2, 19.5)):
+            nursery.start_soon(
+                lambda seed=seed, leave=leave: call(app, CHAT, chat(seed=seed), leave_after=leave)
+            )
+            await wait_all_tasks_blocked()
+        await trio.sleep(2)
+        server.script(Script(tokens=1, prefill=0), Script(tokens=1, prefill=0))
+        await call(app, CHAT, chat(seed=3))
+    third = server.generations[2]
+    assert server.generations[0].released == pytest.approx(start + 18.0)
+    assert third.arrived - start == pytest.approx(18.01, abs=0.2)  # the other's, which ends by itself
+    assert server.max_in_flight == 2
+
+
+@pytest.mark.parametrize("way", ["off", "away", "hidden"])
+async def test_a_server_that_does_not_say_what_is_busy_is_not_waited_for(
+    autojump_clock: MockClock, way: str
+) -> None:
+    server = FakeLlamaServer(total_slots=1, words=100, interval=1.0)
+    async with gateway(server, admission=AdmissionConfig()) as app:
+        server.slots_endpoint = way != "off"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: call(app, CHAT, chat(), leave_after=3.5))
+            await trio.sleep(3.2)
+            if way == "hidden":
+                server.api_key = "unknown"
+            elif way == "away":
+                server.crash()
+        await trio.sleep(0.2)
+        assert (await counts(app))["held"] == 0
+
+
+async def test_a_slot_is_not_waited_for_longer_than_30_seconds(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(total_slots=1, words=1, prefill=100.0)
+    async with gateway(server) as app:
+        await call(app, CHAT, chat(), leave_after=1.0)  # which returns when all is over
+        assert trio.current_time() - server.generations[0].arrived == pytest.approx(31.0)
+        await trio.sleep(70)
+
+
+async def test_who_is_cancelled_by_id_is_told_before_the_server_has_let_go(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(total_slots=1, words=100, interval=1.0)
+    async with gateway(server) as app, trio.open_nursery() as nursery:
+        replies: list[Reply] = []
+
+        async def ask() -> None:
+            replies.append(await call(app, CHAT, chat(stream=True), headers={"X-Request-Id": "a"}))
+
+        nursery.start_soon(ask)
+        await trio.sleep(3.5)
+        await call(app, "/admission/requests/a", method="DELETE")
+        await wait_all_tasks_blocked()
+        assert (await counts(app))["held"] == 1
+    at, told = replies[0].parts[-1]
+    assert (at, told.count(b'"cancelled"')) == (3.5, 1)
+
+
+async def test_the_end_of_the_gateway_waits_for_no_server_to_let_go(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(total_slots=1, words=1, prefill=20.0)
+    async with gateway(server) as app, trio.open_nursery() as nursery:
+        nursery.start_soon(call, app, CHAT, chat(stream=True))
+        await wait_all_tasks_blocked()
+        with trio.move_on_after(2):
+            await app.gateway.drain()
+        await wait_all_tasks_blocked()
+        assert not app.gateway.passages
+        await trio.sleep(20)
 
 
 async def test_a_client_that_leaves_during_prefill_is_told_to_the_server(autojump_clock: MockClock) -> None:

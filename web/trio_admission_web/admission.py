@@ -118,6 +118,8 @@ class Gateway:
         except trio.Cancelled:
             for each in self.passages:
                 each.cancel(problems.draining(retry_after=DRAIN_RETRY))
+            for backend in self.backends.values():
+                backend.hurry()
             raise
 
 
@@ -175,6 +177,8 @@ class Passage:
         self._lease: Lease | None = None
         self._decided = trio.Event()
         self._decision: Answer | Problem | None = None
+        self._asking = False
+        self._concluded = False
         self._outcome = "client_gone"  # unless something else ends it
         self._detail: str | None = None
         self._relay = Relay(interval=self._settings.admission.keepalive_interval, keepalive=self._keepalive)
@@ -242,24 +246,34 @@ class Passage:
         try:
             with self._scope:
                 await self._go()
-            if self._scope.cancelled_caught and self._ended_by is not None:
-                self._fail(self._ended_by)
-        except ProblemError as error:
-            self._fail(error.problem)
-            if error.__cause__ is not None:
-                self._detail = type(error.__cause__).__name__  # its text may repeat what the backend sent
-        except (LineFull, WaitTimeout, PoolClosed) as error:
-            self._fail(self._refusal(error))
-        except _ReaderStalled:
-            self._outcome = "reader_stalled"
-            self._cut()
-        except Exception:
-            log.exception("request %s: a fault of the gateway", self.id)
-            self._fail(problems.internal_error())
+        except Exception as error:  # noqa: BLE001 - what is no refusal is logged and told as a fault
+            self._conclude(error)
         finally:
-            self._relay.close()
+            self._conclude(None)
             self._gateway.passages.discard(self)
             self._tell()
+
+    def _conclude(self, error: BaseException | None) -> None:
+        """Let the client know how it ended. Only the first time counts: what follows is unwinding."""
+        if self._concluded:
+            return
+        self._concluded = True
+        match error:
+            case ProblemError():
+                self._fail(error.problem)
+                if error.__cause__ is not None:
+                    self._detail = type(error.__cause__).__name__  # its text may repeat what the backend sent
+            case LineFull() | WaitTimeout() | PoolClosed():
+                self._fail(self._refusal(error))
+            case _ReaderStalled():
+                self._outcome = "reader_stalled"
+                self._cut()
+            case Exception():
+                log.error("request %s: a fault of the gateway", self.id, exc_info=error)
+                self._fail(problems.internal_error())
+            case _ if self._ended_by is not None:
+                self._fail(self._ended_by)
+        self._relay.close()
 
     async def _go(self) -> None:
         exchange, backend = self._exchange, self.backend
@@ -280,14 +294,21 @@ class Passage:
             self._lease = await self._reservation.wait()
             if self._granted is None:
                 self._granted = trio.current_time()
-            await self._ask()
-            while self._turns is not None and self._turns.due:
-                await self._turns.take(self._lease, self._relay.put)
+            try:
                 await self._ask()
+                while self._turns is not None and self._turns.due:
+                    await self._turns.take(self._lease, self._relay.put)
+                    await self._ask()
+            except (trio.Cancelled, _ReaderStalled, ProblemError) as error:
+                if self._asking and not _is_over(error):
+                    self._conclude(error)
+                    await backend.settled(exchange.slots)
+                raise
 
     async def _ask(self) -> None:
         """Send one request to the backend and give the client what it answers."""
         exchange = self._exchange
+        self._asking = True
         async with self.backend.upstream.open(
             "POST", exchange.path, headers=self._headers, query=self._query, body=exchange.upstream_body
         ) as response:
@@ -295,6 +316,7 @@ class Passage:
                 await self._copy(response)
             else:
                 await self._pass_on(response)
+        self._asking = False
 
     async def _copy(self, response: OpenAnswer) -> None:
         exchange, relay = self._exchange, self._relay
@@ -444,6 +466,11 @@ class Passage:
 def _word(problem: Problem) -> str:
     """Name the problem in the closed vocabulary of outcomes."""
     return problem.code if problem.code in problems.CODES else "backend_error"
+
+
+def _is_over(error: BaseException) -> bool:
+    """Whether a request to the backend that ended so has left nothing running there."""
+    return isinstance(error, ProblemError) and error.problem.code != "upstream_timeout"
 
 
 class _ReaderStalled(Exception):
