@@ -9,9 +9,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.gateway import CHAT, call, chat, connect, gateway
+from tests.support.gateway import CHAT, api_key, call, chat, connect, gateway, shown
 from trio_admission.testing.fake_llama_server import FakeLlamaServer, Raw
-from trio_admission_web.routes import ADMITTED, NOT_ADMITTED
+from trio_admission_web.routes import ADMITTED, MODELS, NOT_ADMITTED
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -29,6 +29,72 @@ async def test_the_models_pass_through_while_all_slots_are_busy(autojump_clock: 
         for path in ("/health", "/ready", "/admission"):
             light = await call(app, path, method="GET")
             assert (light.status, light.seconds) == (200, 0)
+
+
+@pytest.mark.parametrize("name", ["org/model-7b:q4_k_m", "a", "a b", "org/m/x"])
+async def test_one_model_is_found_by_its_id(autojump_clock: MockClock, name: str) -> None:
+    async with gateway(FakeLlamaServer(model=name)) as app:
+        listed = await call(app, "/v1/models", method="GET")
+        for path in MODELS:
+            found = await call(app, f"{path}/{name}", method="GET")
+            assert (found.status, found.json) == (200, listed.json["data"][0])
+        missing = await call(app, f"/v1/models/{name}x", method="GET")
+    assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+
+
+async def test_one_model_of_a_backend_that_refuses_or_is_away(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(model="m")
+    async with gateway(server) as app:
+        server.api_key = "up"
+        assert (await call(app, "/v1/models/m", method="GET")).status == 401
+        server.crash()
+        assert (await call(app, "/v1/models/m", method="GET")).status == 502
+
+
+async def test_one_of_the_models_that_are_configured(autojump_clock: MockClock) -> None:
+    async with gateway(FakeLlamaServer(), models=("a/b", "c")) as app:
+        assert (await call(app, "/v1/models/a/b", method="GET")).json["id"] == "a/b"
+        assert (await call(app, "/v1/models/fake-model", method="GET")).status == 404
+
+
+PAGE = {"Origin": "https://chat.example"}
+ASKING = PAGE | {
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization, content-type",
+}
+
+
+@pytest.mark.parametrize("origins", [("https://chat.example",), ("*",)])
+async def test_pages_of_other_origins_may_ask_where_the_settings_say_so(
+    autojump_clock: MockClock, origins: tuple[str, ...]
+) -> None:
+    server = FakeLlamaServer()
+    keys = (api_key("k"),)
+    async with gateway(server, allowed_origins=origins, keys=keys) as app:
+        asked = await call(app, CHAT, method="OPTIONS", headers=ASKING)
+        assert (asked.status, asked.body) == (204, b"")
+        assert asked.headers["access-control-allow-origin"] == "https://chat.example"
+        assert asked.headers["access-control-allow-methods"] == "OPTIONS, POST"
+        assert asked.headers["access-control-allow-headers"] == "authorization, content-type"
+        for body, status in ((chat(stream=True), 200), (chat(), 200), (b"{", 400)):
+            reply = await call(app, CHAT, body, headers=PAGE | shown("k"))
+            assert (reply.status, reply.headers["vary"]) == (status, "Origin")
+            assert reply.headers["access-control-allow-origin"] == "https://chat.example"
+            assert "x-request-id" in reply.headers["access-control-expose-headers"]
+        refused = await call(app, CHAT, chat(), headers=PAGE)
+        assert (refused.status, "access-control-allow-origin" in refused.headers) == (401, True)
+    assert all(each.header("Origin") is None for each in server.requests)
+
+
+@pytest.mark.parametrize("origins", [(), ("https://other.example",)])
+async def test_pages_of_other_origins_may_not_otherwise(
+    autojump_clock: MockClock, origins: tuple[str, ...]
+) -> None:
+    async with gateway(FakeLlamaServer(), allowed_origins=origins) as app:
+        for method, body in (("OPTIONS", b""), ("POST", chat())):
+            reply = await call(app, CHAT, body, method=method, headers=ASKING)
+            assert reply.status == 200
+            assert not any(name.startswith("access-control") for name in reply.headers)
 
 
 async def test_what_the_backend_says_to_a_light_request_passes_untouched(autojump_clock: MockClock) -> None:

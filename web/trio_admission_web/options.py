@@ -179,6 +179,14 @@ GATEWAY: Final = (
         about="Listen on addresses that others can reach although no keys are configured",
     ),
     Option(
+        name="allowed_origins",
+        kind=_NAMES,
+        default=(),
+        otherwise="none",
+        about="Origins whose pages may use the gateway from a browser (CORS), such as https://chat.example;"
+        " * = every page that somebody opens on this machine",
+    ),
+    Option(
         name="grace",
         kind=_AMOUNT,
         default=0.1,

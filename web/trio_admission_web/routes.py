@@ -15,6 +15,8 @@ from werkzeug.exceptions import HTTPException
 from . import problems
 from .access import identify
 from .admission import DRAIN_RETRY, Origin, Passage
+from .backend import model_entries
+from .cors import add_cors
 from .logs import tell
 from .operations import add_operations
 from .problems import ProblemError
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
     from .admission import Gateway
     from .backend import Backend
-    from .upstream import Header
+    from .upstream import Header, WholeAnswer
     from .wire.exchange import Exchange
 
 
@@ -89,9 +91,11 @@ def add_routes(app: Quart, gateway: Gateway) -> None:
         app.add_url_rule(path, path, partial(_ask, gateway, path), methods=["POST"])
     for path in MODELS:
         app.add_url_rule(path, path, partial(_models, gateway))
+        app.add_url_rule(f"{path}/<path:name>", f"{path}/name", partial(_model, gateway, path))
     add_operations(app, gateway)
     add_approvals(app, toolbox.approvals)
     app.before_request(_name_request)
+    add_cors(app, gateway)
     app.before_request(partial(identify, gateway))
     app.after_request(_sign_response)
     app.teardown_request(partial(_tell, gateway))
@@ -152,16 +156,39 @@ async def _models(gateway: Gateway) -> Response:
 
     The only backend's own list is passed on as it is, unless the key may not use all of it.
     """
-    path = request.path
-    if (
-        len(gateway.backends) == 1
-        and not gateway.directory.models
-        and (g.key is None or g.key.models is None)
-    ):
-        answer = await gateway.backend.upstream.fetch(
-            "GET", path, headers=_upstream_headers(), query=request.query_string
-        )
+    if _has_own_list(gateway):
+        answer = await _own_list(gateway, request.path)
         return typed(Response(answer.body, answer.status), answer.content_type)
+    return json_response({"object": "list", "data": await _common_list(gateway)})
+
+
+async def _model(gateway: Gateway, path: str, name: str) -> Response:
+    """Show one entry of the list; its id may have slashes and colons in it."""
+    if _has_own_list(gateway):
+        answer = await _own_list(gateway, path)
+        if answer.status != 200:
+            return typed(Response(answer.body, answer.status), answer.content_type)
+        entries = model_entries(answer.body)
+    else:
+        entries = await _common_list(gateway)
+    found = next((each for each in entries if each["id"] == name), None)
+    if found is None:
+        raise ProblemError(problems.model_not_found(name))
+    return json_response(found)
+
+
+def _has_own_list(gateway: Gateway) -> bool:
+    may_use_all = g.key is None or g.key.models is None
+    return len(gateway.backends) == 1 and not gateway.directory.models and may_use_all
+
+
+async def _own_list(gateway: Gateway, path: str) -> WholeAnswer:
+    return await gateway.backend.upstream.fetch(
+        "GET", path, headers=_upstream_headers(), query=request.query_string
+    )
+
+
+async def _common_list(gateway: Gateway) -> list[dict[str, object]]:
     listed: dict[str, list[dict[str, object]]] = {}
 
     async def ask(backend: Backend) -> None:
@@ -174,8 +201,7 @@ async def _models(gateway: Gateway) -> Response:
     for name in gateway.backends:
         for model in listed[name]:
             union.setdefault(str(model["id"]), model)
-    data = [model for name, model in union.items() if g.key is None or g.key.may_use(name)]
-    return json_response({"object": "list", "data": data})
+    return [model for name, model in union.items() if g.key is None or g.key.may_use(name)]
 
 
 def _origin(gateway: Gateway, backend: Backend, flow: str, resume: str | None) -> Origin:

@@ -73,6 +73,7 @@ class Settings:
     insecure: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
+    allowed_origins: tuple[str, ...] = ()
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     grace: float = 0.1
     max_body: int = 32 * 2**20
