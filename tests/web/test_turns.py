@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from tests.support.gateway import CHAT, Reply, call, chat, connect, gateway
+from tests.support.gateway import CHAT, UPSTREAM, Reply, call, chat, connect, gateway
 from tests.support.tools import PLACES
 from trio_admission.testing.fake_llama_server import FakeLlamaServer, Script, ToolCall
 from trio_admission_web.keys import ApiKey, new_key
+from trio_admission_web.settings import BackendSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -390,28 +391,24 @@ async def test_a_default_that_lets_nobody_park_is_said(
 async def test_without_a_park_the_slot_is_kept_and_the_next_approval_asks_again(
     autojump_clock: MockClock,
 ) -> None:
-    async with (
-        one_slot(CALLS, Script(tokens=1), max_parked=1) as (app, server),
-        trio.open_nursery() as nursery,
-    ):
+    async with one_slot(CALLS, CALLS, CALLS, max_parked=1) as (app, server), trio.open_nursery() as nursery:
         nursery.start_soon(call, app, CHAT, asking("find", seed=1))
-        await trio.sleep(3)  # it is parked, and nobody else may be
-        [first] = await approvals(app)
-        server.script(CALLS, CALLS)
-        server.script(Script(tokens=1))
-        nursery.start_soon(call, app, CHAT, asking("find", seed=2))
-        # the script for the second request is the one that was left: it answers, and only then a third calls
-        await trio.sleep(2)
-        nursery.start_soon(call, app, CHAT, asking("find", seed=3))
         await trio.sleep(3)
-        assert state(app) == (1, 0, 1, 0)  # refused: parked is only the first
-        [_, second] = await approvals(app)
+        nursery.start_soon(call, app, CHAT, asking("find", seed=2))  # calls at 5 s, and may not be parked
+        await trio.sleep(3)
+        assert state(app) == (1, 0, 1, 0)
+        first, second = await approvals(app)
         await decide(app, first["id"])
-        await trio.sleep(1)
-        assert state(app) == (1, 0, 0, 1)  # the first waits for the slot that the other keeps
-        await decide(app, second["id"])
+        assert state(app) == (1, 0, 0, 1)  # it waits for the slot that the other keeps
+        await decide(app, second["id"])  # it goes on from 6 s to 8 s, and calls again
         await trio.sleep(3)
-    assert server.max_in_flight == 1
+        assert state(app) == (1, 0, 1, 0)
+        assert [(each["tool"], each["id"] != second["id"]) for each in await approvals(app)] == [
+            ("find", True)
+        ]
+        await decide(app)
+    started = [(json.loads(each.body)["seed"], each.launched) for each in server.generations]
+    assert started == [(1, 0), (2, 3), (2, 6), (1, 8), (2, 10)]
 
 
 # ---- what is wrong
@@ -503,6 +500,19 @@ async def test_a_promise_that_came_to_nothing_is_worth_nothing(autojump_clock: M
             )
         await trio.sleep(0.1)
         assert state(app) == (1, 2, 0, 0)
+
+
+async def test_a_ticket_leads_to_the_backend_that_gave_it(autojump_clock: MockClock) -> None:
+    backends = tuple(BackendSettings(name=name, url=UPSTREAM) for name in ("a", "b"))
+    async with one_slot(MINE, backends=backends) as (app, _), trio.open_nursery() as nursery:
+        token = (await ask_client_tool(app)).headers["admission-resume"]
+        first = app.gateway.backend
+        nursery.start_soon(call, app, CHAT, chat(stream=True))
+        await trio.sleep(0.1)
+        assert first.pool.statistics().held == 1
+        nursery.start_soon(lambda: call(app, CHAT, chat(stream=True), headers={"admission-resume": token}))
+        await trio.sleep(0.1)
+        assert first.pool.statistics().returning == 1
 
 
 # ---- sub-agents
