@@ -11,7 +11,7 @@ import trio
 
 from tests.support.gateway import CHAT, UPSTREAM, Reply, call, chat, connect, gateway
 from tests.support.tools import PLACES
-from trio_admission.testing.fake_llama_server import FakeLlamaServer, Script, ToolCall
+from trio_admission.testing.fake_llama_server import End, FakeLlamaServer, Raw, Script, ToolCall
 from trio_admission_web.keys import ApiKey, new_key
 from trio_admission_web.settings import BackendSettings
 
@@ -500,6 +500,20 @@ async def test_a_promise_that_came_to_nothing_is_worth_nothing(autojump_clock: M
             )
         await trio.sleep(0.1)
         assert state(app) == (1, 2, 0, 0)
+
+
+async def test_an_answer_that_was_cut_gives_no_ticket(autojump_clock: MockClock) -> None:
+    ends_in_calls = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}\n\n'
+    async with one_slot() as (app, server), trio.open_nursery() as nursery:
+        server.script(Raw.stream(ends_in_calls, End.FINISH))
+        cut = await ask_client_tool(app)
+        assert b'"code":"bad_gateway"' in cut.body
+        nursery.start_soon(call, app, CHAT, chat(stream=True))
+        await trio.sleep(0.1)
+        token = cut.headers["admission-resume"]
+        nursery.start_soon(lambda: call(app, CHAT, chat(stream=True), headers={"admission-resume": token}))
+        await trio.sleep(0.1)
+        assert state(app) == (1, 1, 0, 0)
 
 
 async def test_a_ticket_leads_to_the_backend_that_gave_it(autojump_clock: MockClock) -> None:

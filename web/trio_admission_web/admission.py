@@ -362,7 +362,10 @@ class Passage:
 
     def _issue_ticket(self) -> Mapping[str, str]:
         """Keep a ticket for the follow-up of an answer that ends in calls of the client's tools."""
-        if self._resume is None or self._lease is None or not self._exchange.calls_client:
+        exchange = self._exchange
+        if self._resume is None or self._lease is None or not exchange.calls_client:
+            return {}
+        if exchange.failure or not exchange.finished:  # nobody can follow up on half an answer
             return {}
         ticket = self._lease.issue_ticket(self._settings.resume_ttl)
         if ticket is None:
