@@ -89,7 +89,7 @@ class Core(Granting):
     def leave(self, claim: Claim, *, lost: bool = False) -> None:
         """Take back all that the claim has, whatever its state."""
         if self.calm and claim.state is HELD and claim.charge is ONE_SLOT:
-            # What all of the below would come to, since nobody waits.
+            # What all of the below comes to for most.
             now = self.now()
             del self.holders[claim]
             self.held.ids.cold[claim.slots[0]] = None

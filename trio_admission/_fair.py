@@ -126,6 +126,7 @@ class FairShares:
     ) -> None:
         self._aging = aging
         self._classes: dict[int, PriorityClass] = {}
+        self.waiting = len(waiters)
         flow = self._flow(*alone)
         flow.finish = flow.start = ahead
         flow.waiters = waiters
@@ -142,11 +143,13 @@ class FairShares:
             flow.start = max(flow.home.virtual_time, flow.finish)
         flow.waiters[claim] = None
         flow.home.list(flow)
+        self.waiting += 1
 
     def remove(self, claim: Claim) -> None:
         """Take a newcomer out that was not granted, which has cost its flow nothing."""
         flow = self._flow(*claim.key)
         del flow.waiters[claim]
+        self.waiting -= 1
         self._forget_if_gone(flow)
 
     def grant(self, claim: Claim, *, returns: bool) -> None:
@@ -158,6 +161,7 @@ class FairShares:
             if claim.share:  # what is lent is not served in the order of tags
                 home.virtual_time = start
             del flow.waiters[claim]
+            self.waiting -= 1
         flow.finish = flow.start = start + claim.share / claim.weight
         flow.holding += 1
         claim.account = flow

@@ -64,7 +64,7 @@ class Granting:
         self.lenders: dict[Claim, None] = {}  # the holders inside a refused park
         self.suspensions: list[str] = []
         self.closed = False
-        # Nobody waits and `_nothing_unusual` holds. Cleared by whoever changes what that looks at.
+        # The newcomers' line is plain and `_nothing_unusual` holds. Cleared by whoever changes one of that.
         self.calm = False
         self.holdings: deque[float] = deque(maxlen=_MEASURED)  # how long the latest took, in seconds
         self.announcer = Announcer()
@@ -169,20 +169,41 @@ class Granting:
     def _fill(self, now: float, newcomer: Claim | None = None) -> None:
         """Grant to everybody who is next and fits. Every change ends here.
 
-        The head is never skipped for a smaller one behind it, which would starve those who need much. A
-        ``newcomer`` joins the line first.
+        A ``newcomer`` joins the line first. This is the short way, for one request like most that comes or
+        goes in a calm pool: it does what `_fill_with_care` would, in a fraction of its time.
         """
         if self.calm:
-            if newcomer is None:
+            line, head = self.line, newcomer
+            queue, ids = line.queue, self.held.ids
+            if head is None:
+                if not queue:
+                    return
+                head = next(iter(queue))
+            elif queue:
+                if head.key == line.key and head.parent is None:
+                    queue[head] = self._ranking = None  # the head did not fit before, so nobody does
+                    return
+                self._fill_with_care(now, newcomer)
                 return
-            line, ids = self.line, self.held.ids
-            if newcomer.cost is ONE_SLOT and newcomer.key == line.key and ids.cold and not newcomer.preferred:
-                # What all of the below would come to: nobody waits, so this one is the head.
-                newcomer.charge, newcomer.slots = ONE_SLOT, (ids.cold.popitem()[0],)
-                line.ahead = 1 / ids.size / newcomer.weight
-                self._granted(newcomer, now)
+            if head.cost is ONE_SLOT and head.key == line.key and ids.cold and not head.preferred:
+                head.charge, head.slots = ONE_SLOT, (ids.cold.popitem()[0],)
+                head.state, head.granted = HELD, True
+                self.holders[head] = None
+                line.ahead = 1 / ids.size / head.weight
+                if head is not newcomer:
+                    del queue[head]
+                    head.since, self._ranking = now, None
+                    if head.wake is not None:
+                        head.wake.send_nowait(head.slots)
                 return
-            self.calm = False
+        self._fill_with_care(now, newcomer)
+
+    def _fill_with_care(self, now: float, newcomer: Claim | None) -> None:
+        """Grant in every case.
+
+        The head is never skipped for a smaller one behind it, which would starve those who need much.
+        """
+        self.calm = False
         line, held = self.line, self.held
         if newcomer is not None:
             line.add(newcomer)
@@ -241,9 +262,6 @@ class Granting:
     def _granted(self, claim: Claim, now: float) -> None:
         """Record a grant, then wake whoever waits for it."""
         self.holders[claim] = None
-        if self.calm:
-            claim.state, claim.granted = HELD, True
-            return
         if claim.preferred:
             self._cool(claim)  # a preferred id that it did not get back is nobody's any more
         waited, claim.since = now - claim.since, now

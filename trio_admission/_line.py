@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 class Line:
     """Everybody who waits.
 
-    ``length`` is how many they are.
-
     Args:
         aging: Seconds of waiting that weigh as much as one step of priority; None = they weigh nothing.
         holders: Those who hold, kept by the caller. A flow is known for as long as it waits or holds.
@@ -32,41 +30,43 @@ class Line:
 
     def __init__(self, aging: float | None, holders: Collection[Claim]) -> None:
         self.returning: OrderedDict[Claim, None] = OrderedDict()
-        self.length = 0
         self._aging = aging
         self._holders = holders
         # While one flow is alone: its key, its newcomers, and by how much the end of its latest request lies
         # ahead of the virtual time. That is what the latest newcomer was charged, and all returns since.
         self.key = ("", 0)
-        self._queue: OrderedDict[Claim, None] = OrderedDict()
+        self.queue: OrderedDict[Claim, None] = OrderedDict()
         self.ahead = 0.0
         self._fair: FairShares | None = None  # when it is not
 
     @property
     def plain(self) -> bool:
-        """Whether nobody waits, and no flow but that of ``key`` is known."""
-        return not self.length and self._fair is None
+        """Whether those who wait are all in ``queue``."""
+        return self._fair is None and not self.returning
 
     @property
     def newcomers(self) -> int:
         """How many newcomers wait."""
-        return self.length - len(self.returning)
+        return len(self.queue) if self._fair is None else self._fair.waiting
+
+    @property
+    def length(self) -> int:
+        """How many wait."""
+        return len(self.returning) + self.newcomers
 
     def add(self, claim: Claim) -> None:
         """Let a newcomer join."""
         fair = self._shares_with(claim)
         if fair is None:
-            self._queue[claim] = None
+            self.queue[claim] = None
         else:
             fair.add(claim)
-        self.length += 1
         if claim.parent is not None:
             claim.parent.children[claim] = None
 
     def add_returning(self, claim: Claim) -> None:
         """Let a holder join who comes back."""
         self.returning[claim] = None
-        self.length += 1
         if claim.parent is not None:
             claim.parent.children[claim] = None
 
@@ -75,16 +75,14 @@ class Line:
         if claim in self.returning:
             del self.returning[claim]
         elif self._fair is None:
-            del self._queue[claim]
+            del self.queue[claim]
         else:
             self._fair.remove(claim)
-        self.length -= 1
         if claim.parent is not None:
             del claim.parent.children[claim]
 
     def grant(self, claim: Claim) -> None:
         """Take a claim out and book its grant, which takes ``claim.share`` of the pool (0 = it is lent)."""
-        self.length -= 1
         if claim in self.returning:
             del self.returning[claim]
             fair = self._shares_with(claim)
@@ -93,7 +91,7 @@ class Line:
             else:
                 fair.grant(claim, returns=True)
         elif self._fair is None:
-            del self._queue[claim]
+            del self.queue[claim]
             if claim.share:
                 self.ahead = claim.share / claim.weight
         else:
@@ -111,25 +109,25 @@ class Line:
         if self.returning:
             return next(iter(self.returning))
         if self._fair is None:
-            return next(iter(self._queue), None)
+            return next(iter(self.queue), None)
         return self._fair.head(now)
 
     def order(self, now: float, share: Callable[[Cost], float]) -> list[Claim]:
         """Return everybody in the order in which they would be served from now on."""
-        newcomers = self._queue if self._fair is None else self._fair.order(now, share, self.returning)
+        newcomers = self.queue if self._fair is None else self._fair.order(now, share, self.returning)
         return [*self.returning, *newcomers]
 
     def waiting_of(self, flow: str) -> int:
         """Return how many newcomers of one flow wait."""
         if self._fair is not None:
             return self._fair.waiting_of(flow)
-        return len(self._queue) if flow == self.key[0] else 0
+        return len(self.queue) if flow == self.key[0] else 0
 
     def _shares_with(self, claim: Claim) -> FairShares | None:
         """Return what divides the pool between the flows once this claim is there; None = one is alone."""
-        if not self._holders and self.length == len(self.returning):
+        if not self._holders and not self.newcomers:
             self.key, self.ahead, self._fair = claim.key, 0.0, None
         elif self._fair is None and claim.key != self.key:
-            self._fair = FairShares(self._aging, self.key, self.ahead, self._queue, self._holders)
-            self._queue = OrderedDict()
+            self._fair = FairShares(self._aging, self.key, self.ahead, self.queue, self._holders)
+            self.queue = OrderedDict()
         return self._fair
