@@ -51,6 +51,19 @@ async def test_a_child_that_waits_gets_the_slot_when_the_parent_parks(pool: Pool
             await child.left()
 
 
+async def test_a_decoding_parent_lends_nothing_whatever_others_do(make_pool: MakePool) -> None:
+    """E9: although somebody else has a slot to lend."""
+    pool = await make_pool(2, park_budget=ParkBudget(0))
+    async with visiting(pool) as house:
+        lender, decoding = await house.serve("lender"), await house.serve("decoding")
+        child = await house.arrive("child", parent=decoding.lease)
+        await lender.park()
+        assert child.waits
+        own = await house.serve("own", parent=lender.lease)
+        assert child.waits
+        own.leave()
+
+
 async def test_a_child_takes_a_free_slot_rather_than_its_parents(make_pool: MakePool) -> None:
     """E9: it borrows only if no other is free."""
     pool = await make_pool(2, park_budget=ParkBudget(0))

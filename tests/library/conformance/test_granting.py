@@ -408,8 +408,9 @@ async def test_who_runs_alone_stays_alone_when_the_pool_grows(make_pool: MakePoo
     pool = await make_pool(2)
     async with visiting(pool) as house:
         large = await house.serve("large", cost=Cost(slots=3))
-        small = await house.arrive("small")
         pool.resize(8)
+        small = await house.arrive("small")
+        pool.resize(9)
         assert small.waits
         assert pool.statistics().free == 0
         large.leave()

@@ -151,8 +151,20 @@ async def test_a_flow_that_holds_is_charged_for_what_it_has(make_pool: MakePool)
     async with visiting(pool) as house:
         await house.serve("a", flow="a")
         await house.serve("holder", flow="holder")
-        a, b = await house.arrive("a again", flow="a"), await house.arrive("b", flow="b")
-        assert (a.reservation.position, b.reservation.position) == (2, 1)
+        flows = ("a", "holder", "new")
+        again = [await house.arrive(f"{flow} again", flow=flow) for flow in flows]
+        assert [visitor.reservation.position for visitor in again] == [2, 3, 1]
+
+
+async def test_what_a_flow_had_while_it_was_alone_counts_by_its_weight(make_pool: MakePool) -> None:
+    """F2: its latest request had a quarter of the weight, so two of another flow go before its next."""
+    pool = await make_pool(2)
+    async with visiting(pool) as house:
+        await house.serve("first", flow="a")
+        await house.serve("second", flow="a", weight=0.25)
+        a = await house.arrive("third", flow="a")
+        b1, b2 = [await house.arrive(name, **how) for name, how in of("b", 2)]
+        assert [visitor.reservation.position for visitor in (a, b1, b2)] == [3, 1, 2]
 
 
 async def test_higher_priorities_go_first(make_pool: MakePool) -> None:
