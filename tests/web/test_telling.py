@@ -175,6 +175,23 @@ async def test_no_client_can_add_a_label(autojump_clock: MockClock) -> None:
     assert numbers.labels("backend") == {"default"}
 
 
+async def test_no_backend_can_add_a_label(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer()
+    async with gateway(server) as app:
+        for number in range(5):
+            error = json.dumps({"error": {"message": "no", "type": f"odd{number}"}}).encode()
+            for answer in (
+                Raw.answer(500, error),
+                Raw.answer(200, b"data: " + error + b"\n\n", content_type="text/event-stream"),
+            ):
+                for stream in (True, False):
+                    server.script(answer)
+                    await call(app, CHAT, chat(stream=stream))
+        numbers = await scrape(app)
+    assert numbers.labels("outcome") == {"backend_error"}
+    assert numbers.total("requests_total", outcome="backend_error") == 20
+
+
 async def odd_requests(app: App, count: int) -> None:
     """Requests no two of which are alike: paths, methods, models, ids, bodies."""
     methods = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "BREW")
