@@ -221,8 +221,8 @@ async def wake_by_event() -> float:
 async def wake_holders(*, whole_park: bool) -> float:
     """Let holders wait for their slots, make room for all of them, and go on when all have theirs.
 
-    A holder has woken when its own code runs again: for the grant itself, inside `unparked`; through
-    `parked`, after the park, whose nursery has been closed on the way.
+    Through `parked`, a holder has woken when the code after its park runs, whose nursery has been closed on
+    the way; for the grant itself, when the task that waits for it goes on, inside the library.
     """
     woken, ready = 0, trio.Event()
     pool = SlotPool(WAKING, config=NO_LIMIT, park_budget=ParkBudget.unlimited())
@@ -230,12 +230,15 @@ async def wake_holders(*, whole_park: bool) -> float:
     async def park() -> None:
         nonlocal woken
         async with pool.admit() as lease:
-            async with lease.parked() as parked:
+            if whole_park:
+                async with lease.parked():
+                    await ready.wait()
+            else:
+                core, claim = pool._core, lease._claim
+                core.park(claim, 40.0)
                 await ready.wait()
-                if not whole_park:
-                    async with parked.unparked():
-                        woken += 1
-                        await trio.sleep_forever()
+                core.come_back(claim, claim.cost)
+                await pool._waits.for_grant(claim)
             woken += 1
             await trio.sleep_forever()
 
