@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pytest
     from trio.testing import MockClock
 
+    from trio_admission.testing.fake_llama_server import Request
     from trio_admission_web.app import App
 
 OUTCOMES = problems.CODES | {"answered", "backend_error", "client_gone", "reader_stalled"}
@@ -150,6 +151,8 @@ async def test_neither_keys_nor_prompts_nor_answers_reach_logs_or_metrics(
             for headers in (shown("key-SECRET"), shown("wrong-SECRET"), {"X-Api-Key": "key-SECRET"}):
                 await call(app, path, b'{"messages": "prompt-SECRET"', headers=headers)
                 await call(app, path, method="DELETE", headers={**headers, "X-Request-Id": "SECRET SECRET"})
+        server.reply = garbage
+        assert (await call(app, "/v1/models", method="GET", headers=shown("key-SECRET"))).status == 502
         metrics = await call(app, "/metrics", method="GET", headers=shown("admin-SECRET"))
     assert metrics.status == 200
     assert b"SECRET" not in metrics.body
@@ -157,6 +160,10 @@ async def test_neither_keys_nor_prompts_nor_answers_reach_logs_or_metrics(
     for record in caplog.records:
         assert "SECRET" not in ForPrograms().format(record)
         assert "SECRET" not in ForPeople().format(record)
+
+
+async def garbage(_request: Request) -> Raw:
+    return Raw(b"answer-SECRET\r\n\r\n", End.CLOSE)
 
 
 async def test_no_client_can_add_a_label(autojump_clock: MockClock) -> None:
