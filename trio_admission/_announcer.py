@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ._records import Instrument, PoolEvent
-
-
-@dataclass
-class _Unraisable:
-    """What `sys.unraisablehook` takes."""
-
-    exc_type: type[BaseException]
-    exc_value: BaseException | None
-    exc_traceback: TracebackType | None
-    err_msg: str | None
-    object: Any
 
 
 class Announcer:
@@ -52,8 +39,8 @@ class Announcer:
         except BaseException as error:  # noqa: BLE001  # whatever it is, the pool's change stands
             if instrument in self.instruments:
                 self.instruments.remove(instrument)
-            sys.unraisablehook(
-                _Unraisable(
-                    type(error), error, error.__traceback__, "Instrument of a pool removed", instrument
-                )
-            )
+            told = SimpleNamespace(
+                exc_type=type(error), exc_value=error, exc_traceback=error.__traceback__,
+                err_msg="Instrument of a pool removed", object=instrument,
+            )  # fmt: skip
+            sys.unraisablehook(cast("Any", told))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, final
 from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from ._core import Core
+    from ._granting import Granting
 
 UNLIMITED: Final = math.inf
 
@@ -57,7 +57,7 @@ class ParkBudget:
         self._limit: float | None = limit
         self._claims: set[object] = set()
         self._tickets: list[tuple[float, int, IssuedTicket]] = []
-        self._pools: WeakSet[Core] = WeakSet()
+        self._pools: WeakSet[Granting] = WeakSet()
 
     @classmethod
     def unlimited(cls) -> ParkBudget:
@@ -91,7 +91,7 @@ class ParkBudget:
         slots = sum(pool.slots for pool in self._pools if not pool.idle)
         return max(0, min(max(2, threads // 4), threads - reserve - slots))
 
-    def _join(self, pool: Core) -> None:
+    def _join(self, pool: Granting) -> None:
         """Count the pool's slots from now on."""
         self._pools.add(pool)
 

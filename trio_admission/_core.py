@@ -18,41 +18,18 @@ from ._records import ONE_SLOT, EventKind
 from ._states import ENDED, HELD, HELD_AGAIN, PARKED, RETURNING, WAITING, Move, require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ._budget import ParkBudget, ResumeTicket
+    from ._budget import ResumeTicket
     from ._claim import Claim
-    from ._config import AdmissionConfig
     from ._records import Cost
 
 
 class Core(Granting):
-    """The changes of one pool. The arguments are those of `Granting`."""
-
-    def __init__(
-        self,
-        name: str,
-        slots: int,
-        kv_tokens: int | None,
-        config: AdmissionConfig,
-        budget: ParkBudget,
-        now: Callable[[], float],
-    ) -> None:
-        super().__init__(name, slots, kv_tokens, config, budget, now)
-        self.line_limit = config.line_limit(slots)
-        self._deadlines: list[tuple[float, int, Claim]] = []  # of claims for which no task waits
-        self._arrivals = 0
-        self.use_budget(budget)
+    """The changes of one pool."""
 
     @property
     def next_deadline(self) -> float:
         """When `expire` has something to do; infinity = nothing is planned."""
         return self._deadlines[0][0] if self._deadlines else math.inf
-
-    def use_budget(self, budget: ParkBudget) -> None:
-        """Ask this budget from now on."""
-        self.budget = budget
-        budget._join(self)
 
     # Coming and going.
 

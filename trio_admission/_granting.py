@@ -54,12 +54,12 @@ class Granting:
     ) -> None:
         self.name = name
         self.config = config
-        self.budget = budget
         self.now = now
         # A claim that lives is in one of these two or in the line. A refused park stays among the holders.
         self.holders: dict[Claim, None] = {}
         self.parked: dict[Claim, None] = {}
         self.line = Line(config.aging, self.holders)
+        self.line_limit = config.line_limit(slots)
         self.held = Holdings(slots, kv_tokens)
         self.lenders: dict[Claim, None] = {}  # the holders inside a refused park
         self.suspensions: list[str] = []
@@ -74,6 +74,9 @@ class Granting:
         self._changed_at = 0.0
         self._ranking: dict[Claim, int] | None = None
         self._ranked_at = 0.0
+        self._arrivals = 0
+        self._deadlines: list[tuple[float, int, Claim]] = []  # of claims for which no task waits
+        self.use_budget(budget)
 
     # What others may know.
 
@@ -153,6 +156,11 @@ class Granting:
         """
         expected = self._wait_at(self.line.length + 1) or 1.0
         return min(60.0, max(1.0, expected * random.uniform(0.8, 1.2)))  # noqa: S311  # not a secret
+
+    def use_budget(self, budget: ParkBudget) -> None:
+        """Ask this budget from now on."""
+        self.budget = budget
+        budget._join(self)
 
     # What changes are made of.
 

@@ -47,8 +47,10 @@ def test_every_change_ends_in_the_function_that_grants() -> None:
 
 
 def test_one_function_takes_slots() -> None:
-    """G1: nothing else gives a waiting claim ids, or a charge."""
-    assert [method.name for method in core_methods() if "take" in calls(method)] == ["_fill"]
+    """G1: nothing else gives a waiting claim ids, or a charge. It has a short way and a careful one."""
+    takers = [method.name for method in core_methods() if {"take", "popitem"}.intersection(calls(method))]
+    assert takers == ["_fill", "_fill_with_care"]
+    assert [method.name for method in core_methods() if "_fill_with_care" in calls(method)] == ["_fill"]
 
 
 async def test_a_grant_is_recorded_before_anybody_wakes() -> None:
