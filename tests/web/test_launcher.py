@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -65,15 +66,28 @@ def make_app() -> ServingApp:
     return app
 
 
+@dataclass
+class Running:
+    """A running server. `ended` is set when `run_server` has returned."""
+
+    url: str
+    ended: trio.Event
+
+
 @asynccontextmanager
-async def running(app: ServingApp, **options: Any) -> AsyncIterator[str]:
+async def running(app: ServingApp, **options: Any) -> AsyncIterator[Running]:
     """Run a server on a free port, and check that the block has made it end."""
+    ended = trio.Event()
+
+    async def run(task_status: trio.TaskStatus[list[str]]) -> None:
+        await run_server(app, port=0, task_status=task_status, **options)
+        ended.set()
+
     async with trio.open_nursery() as nursery:
-        urls = await nursery.start(partial(run_server, app, port=0, **options))
-        yield urls[0]
+        urls = await nursery.start(run)
+        yield Running(urls[0], ended)
         with trio.fail_after(5):
-            while nursery.child_tasks:  # noqa: ASYNC110 - there is no event for it
-                await trio.sleep(0.005)
+            await ended.wait()
 
 
 async def refused(url: str) -> None:
@@ -85,17 +99,17 @@ async def refused(url: str) -> None:
 
 
 async def test_it_says_where_it_listens(capsys: pytest.CaptureFixture[str]) -> None:
-    async with running(make_app()) as url:
-        assert capsys.readouterr().out == f"listening on {url}\n"
-        async with RawClient.connected(url) as client:
+    async with running(make_app()) as server:
+        assert capsys.readouterr().out == f"listening on {server.url}\n"
+        async with RawClient.connected(server.url) as client:
             assert (await client.ask("GET", "/")).body == b"here"
         signal.raise_signal(signal.SIGTERM)
 
 
 async def test_an_ipv6_address_is_bracketed(capsys: pytest.CaptureFixture[str]) -> None:
-    async with running(make_app(), host="::1") as url:
-        assert url.startswith("http://[::1]:")
-        assert capsys.readouterr().out == f"listening on {url}\n"
+    async with running(make_app(), host="::1") as server:
+        assert server.url.startswith("http://[::1]:")
+        assert capsys.readouterr().out == f"listening on {server.url}\n"
         signal.raise_signal(signal.SIGINT)
 
 
@@ -107,12 +121,12 @@ async def test_a_name_is_listened_on_at_all_its_addresses(capsys: pytest.Capture
 
 
 async def test_the_first_signal_lets_requests_finish() -> None:
-    async with running(make_app()) as url, RawClient.connected(url) as client:
+    async with running(make_app()) as server, RawClient.connected(server.url) as client:
         await client.send(post("/read", "content-length: 3") + b"ab")
         await wait_all_tasks_blocked(0.02)
         signal.raise_signal(signal.SIGTERM)
         await wait_all_tasks_blocked(0.02)
-        await refused(url)
+        await refused(server.url)
         await client.send(b"c")
         assert (await client.read_answer()).body == b"3"
 
@@ -124,10 +138,10 @@ async def test_drain_is_called_while_requests_are_still_accepted() -> None:
         draining.set()
         await drained.wait()
 
-    async with running(make_app(), drain=drain) as url:
+    async with running(make_app(), drain=drain) as server:
         signal.raise_signal(signal.SIGTERM)
         await draining.wait()
-        async with RawClient.connected(url) as client:
+        async with RawClient.connected(server.url) as client:
             assert (await client.ask("GET", "/")).status == 200
         drained.set()
 
@@ -138,6 +152,7 @@ async def test_a_drain_that_is_cancelled_at_the_deadline_leaves_a_moment_for_las
     @app.get("/last-words")
     async def last_words() -> str:
         await cut.wait()
+        await trio.sleep(0.1)
         return "the server stops"
 
     async def drain() -> None:
@@ -146,7 +161,10 @@ async def test_a_drain_that_is_cancelled_at_the_deadline_leaves_a_moment_for_las
         finally:
             cut.set()
 
-    async with running(app, drain=drain, shutdown_deadline=0.1) as url, RawClient.connected(url) as client:
+    async with (
+        running(app, drain=drain, shutdown_deadline=0.1) as server,
+        RawClient.connected(server.url) as client,
+    ):
         await client.send(get("/last-words"))
         await wait_all_tasks_blocked(0.02)
         signal.raise_signal(signal.SIGTERM)
@@ -155,7 +173,7 @@ async def test_a_drain_that_is_cancelled_at_the_deadline_leaves_a_moment_for_las
 
 async def test_clients_that_stall_do_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "LAST_WORDS", 0.1)
-    async with running(make_app(), shutdown_deadline=0.2) as url, AsyncExitStack() as stack:
+    async with running(make_app(), shutdown_deadline=0.2) as server, AsyncExitStack() as stack:
         for half in (
             b"GET / HT",
             get("/silent"),
@@ -163,15 +181,17 @@ async def test_clients_that_stall_do_not_hold_up_the_end(monkeypatch: pytest.Mon
             get("/flood"),
             post("/read", "content-length: 9"),
         ):
-            client = await stack.enter_async_context(RawClient.connected(url))
+            client = await stack.enter_async_context(RawClient.connected(server.url))
             await client.send(half)
         await wait_all_tasks_blocked(0.05)
         signal.raise_signal(signal.SIGTERM)
+        with trio.fail_after(2):
+            await server.ended.wait()
 
 
 async def test_the_second_signal_ends_everything_at_once() -> None:
     options = {"shutdown_deadline": 1000, "drain": trio.sleep_forever}
-    async with running(make_app(), **options) as url, RawClient.connected(url) as client:
+    async with running(make_app(), **options) as server, RawClient.connected(server.url) as client:
         await client.send(get("/events"))
         await client.read_until(b"data: x")
         signal.raise_signal(signal.SIGTERM)
@@ -274,7 +294,7 @@ def test_a_signal_ends_the_process_with_status_0(program: Path) -> None:
     with started(program, "0", says="listening on") as (process, url):
         assert urlopen(url).read() == b"here"
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=10)
+        output, _ = process.communicate(timeout=30)
         assert (process.returncode, output) == (0, "")
 
 
@@ -292,7 +312,7 @@ def test_a_port_in_use_ends_the_process_with_one_line(program: Path) -> None:
 
 def test_the_crash_of_a_background_task_ends_the_process_loudly(program: Path) -> None:
     with started(program, "0", says="listening on", CRASH_AFTER="0.2") as (process, _):
-        output, _ = process.communicate(timeout=10)
+        output, _ = process.communicate(timeout=30)
         assert process.returncode == 1
         assert "LookupError: crashed" in output
 
@@ -310,12 +330,12 @@ def test_the_command_of_hypercorn_serves_it_hardened(program: Path) -> None:
                 assert client.recv(100)
         assert urlopen(url).read() == b"here"
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=10)
+        process.communicate(timeout=30)
         assert process.returncode == 0
 
 
 def test_the_command_of_hypercorn_ends_when_a_background_task_crashes(program: Path) -> None:
     command = "-m", "hypercorn", "-k", "trio", "-b", "127.0.0.1:0", f"{program.with_suffix('')}:app"
     with started(*command, says="Running on", CRASH_AFTER="0.2") as (process, _):
-        output, _ = process.communicate(timeout=10)
+        output, _ = process.communicate(timeout=30)
         assert "LookupError: crashed" in output

@@ -6,6 +6,7 @@ import pytest
 import trio
 from quart import Response, request
 from quart_trio import QuartTrio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.support.serving import add_views, descriptors, get, post, serving, tasks, until
 from trio_admission_web.serving.app import ServingApp
@@ -31,7 +32,7 @@ async def test_clients_that_leave_in_mid_answer_leave_nothing_behind(header: str
         for _ in range(20):
             async with server.client(head + trailer) as client:
                 await client.read_until(b"data: x")
-        await until(lambda: (descriptors(), tasks()) == before, seconds=1)
+        await until(lambda: (descriptors(), tasks()) == before)
 
 
 async def test_stock_hypercorn_never_notices_a_client_that_sent_a_newline_too_many(stock: None) -> None:
@@ -54,7 +55,7 @@ async def test_a_silent_view_is_cancelled_when_its_client_leaves(leave: str) -> 
             ended = getattr(client, leave)()
             if ended is not None:
                 await ended
-            await until(lambda: tasks() == before, seconds=1)
+            await until(lambda: tasks() == before)
 
 
 async def test_many_clients_that_leave_at_once_leave_no_task() -> None:
@@ -70,7 +71,7 @@ async def test_many_clients_that_leave_at_once_leave_no_task() -> None:
                 nursery.start_soon(wait_in_vain)
             await until(lambda: tasks() >= before[1] + 3 * 100)
             nursery.cancel_scope.cancel()
-        await until(lambda: (descriptors(), tasks()) == before, seconds=2)
+        await until(lambda: (descriptors(), tasks()) == before)
 
 
 async def test_a_client_that_closes_an_idle_connection_frees_it_at_once() -> None:
@@ -78,7 +79,8 @@ async def test_a_client_that_closes_an_idle_connection_frees_it_at_once() -> Non
         before = descriptors(), tasks()
         async with server.client(get()) as client:
             await client.read_answer()
-        await until(lambda: (descriptors(), tasks()) == before, seconds=1)
+            await wait_all_tasks_blocked(0.02)
+        await until(lambda: (descriptors(), tasks()) == before)
 
 
 async def test_requests_that_are_sent_ahead_are_answered_in_order() -> None:

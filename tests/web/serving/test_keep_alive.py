@@ -26,7 +26,7 @@ async def test_an_idle_connection_is_closed(count: int) -> None:
     app = ServingApp("app")
     add_views(app)
     async with serving(app, keep_alive_timeout=0.2) as server:
-        assert await make_requests(server, count) < 1
+        assert await make_requests(server, count) < 5
 
 
 async def test_stock_hypercorn_does_not_close_an_idle_connection_that_has_been_used(stock: None) -> None:
@@ -47,14 +47,14 @@ async def test_an_idle_connection_does_not_hold_up_the_shutdown() -> None:
         started = trio.current_time()
         server.stop.set()
         assert await client.read_to_end() == b""
-        assert trio.current_time() - started < 1
+        assert trio.current_time() - started < 5
 
 
 async def test_half_a_request_head_does_not_hold_up_the_shutdown() -> None:
     app = ServingApp("app")
     async with serving(app, graceful_timeout=60) as server, server.client(b"GET / HT") as client:
         server.stop.set()
-        with trio.fail_after(1):
+        with trio.fail_after(5):
             await client.read_to_end()
 
 

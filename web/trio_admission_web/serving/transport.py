@@ -16,7 +16,6 @@ What Hypercorn 0.18 does wrong, and what is done about it here:
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -36,10 +35,6 @@ if TYPE_CHECKING:
 WRITE_TIMEOUT = 30.0  # seconds for a client to take one piece
 WRITE_PIECE = 64 * 1024  # bytes; small enough that a slow but steady reader takes one in time
 LINGER = 1.0  # seconds in which a client may finish what it is sending before the connection is closed
-
-# Unsent bytes in the kernel above which a write waits. Left to itself the kernel lets a writer go on when a
-# third of up to 4 MiB has gone, and a slow reader looks like one that has stopped.
-UNSENT = 128 * 1024
 
 
 @dataclass(frozen=True)
@@ -62,8 +57,6 @@ class Transport(TCPServer):
     async def run(self) -> None:
         """Serve the connection until it ends; whatever goes wrong in it is logged and ends it alone."""
         try:
-            if self._socket.family in {socket.AF_INET, socket.AF_INET6}:
-                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
             await super().run()
         except* OSError:
             pass  # the network's failure: the client is gone, and its request has been cancelled
