@@ -12,8 +12,8 @@ import trio
 
 from tests.support.gateway import CHAT, chat
 from tests.support.serving import until
+from tests.support.stage import Stage, stage
 from tests.support.tools import PLACES
-from tests.web.test_loopback import Stage, stage
 from trio_admission.testing.fake_llama_server import FakeLlamaServer, Script, ToolCall
 
 if TYPE_CHECKING:
