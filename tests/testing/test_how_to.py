@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import trio
 
-from trio_admission import SlotPool
 from trio_admission.testing import run_in_virtual_time
+
+if TYPE_CHECKING:
+    from trio_admission import SlotPool
 
 
 @pytest.mark.trio(run=run_in_virtual_time)
