@@ -132,6 +132,33 @@ async def test_a_return_is_charged_like_a_grant(make_pool: MakePool) -> None:
         assert (a.reservation.position, b2.reservation.position) == (2, 1)
 
 
+async def test_returns_are_charged_to_a_flow_that_is_alone(make_pool: MakePool) -> None:
+    """F2: what it had before others came counts for as long as it holds something."""
+    pool = await make_pool(2)
+    async with visiting(pool) as house:
+        await house.serve("first", flow="a")
+        parker = await house.serve("parker", flow="a")
+        for _ in range(2):
+            await parker.park()
+            parker.come_back()
+            await parker.served()
+        a = await house.arrive("third", flow="a")
+        others = [await house.arrive(name, **how) for name, how in of("b", 4)]
+        # two returns and the latest request, half of the pool each, against three halves of b
+        assert [visitor.reservation.position for visitor in (a, *others)] == [4, 1, 2, 3, 5]
+
+
+async def test_a_flow_that_was_alone_and_has_gone_is_forgotten(make_pool: MakePool) -> None:
+    """F2: whatever its last request was charged."""
+    pool = await make_pool(1)
+    async with pool.admit(flow="a", weight=0.1):
+        pass
+    async with visiting(pool) as house:
+        with pool.suspended("restarting"):
+            a, b = await house.arrive("a", flow="a"), await house.arrive("b", flow="b")
+            assert (a.reservation.position, b.reservation.position) == (1, 2)
+
+
 async def test_a_flow_that_neither_holds_nor_waits_is_forgotten(make_pool: MakePool) -> None:
     """F2: what it had while nobody else wanted it is no debt."""
     pool = await make_pool(2)
