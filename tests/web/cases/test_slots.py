@@ -1,0 +1,239 @@
+"""Slots and the line, on every route: A1 A3 A7 A9 A11 A12 A14 A16 B1 B3 B5 G1 K1 K5, in virtual time."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.gateway import CHAT, Reply, call, chat, connect, gateway
+from tests.support.generation import ASKS, MESSAGES, ROUTES, STREAM, Ask
+from trio_admission import AdmissionConfig
+from trio_admission.testing.fake_llama_server import FakeLlamaServer, Script
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+    from trio_admission_web.app import App
+
+NO_WAIT = AdmissionConfig(max_wait=0)
+
+
+def server(slots: int = 1, **options: Any) -> FakeLlamaServer:
+    return FakeLlamaServer(**{"total_slots": slots, "infill": True, "interval": 0.1, **options})
+
+
+def held(app: App) -> int:
+    return app.gateway.backend.pool.statistics().held
+
+
+def metric(text: str, name: str) -> list[float]:
+    return [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name)]
+
+
+@ROUTES
+@STREAM
+async def test_a1_clients_that_leave_in_the_middle_never_use_up_the_slots(
+    autojump_clock: MockClock, ask: Ask, *, stream: bool
+) -> None:
+    llama = server(words=100)
+    async with gateway(llama, admission=NO_WAIT) as app:
+        for _ in range(15):
+            left = await call(app, ask.path, ask.body | {"stream": stream}, leave_after=0.35)
+            assert left.status == (200 if stream else 0)
+        llama.script(Script(tokens=1))
+        assert (await call(app, ask.path, ask.body)).status == 200
+    assert (llama.total, llama.max_in_flight) == (16, 1)
+
+
+@STREAM
+async def test_a3_mistakes_never_use_up_the_slots(autojump_clock: MockClock, *, stream: bool) -> None:
+    llama = server(words=1)
+    wrong: list[dict[str, Any]] = [
+        {"messages": None},
+        {"messages": [{"role": "user2", "content": 3}]},
+        {"messages": MESSAGES, "stream": "yes"},
+        {"messages": MESSAGES, "n": 0},
+        {"messages": MESSAGES, "max_tokens": "many"},
+    ]
+    async with gateway(llama, admission=NO_WAIT) as app:
+        for _ in range(5):
+            for body in wrong:
+                assert 400 <= (await call(app, CHAT, {"stream": stream, **body})).status < 500, body
+            assert (await call(app, CHAT, chat(stream=stream))).status == 200
+
+
+async def test_a7_a_body_that_comes_slowly_holds_nothing(autojump_clock: MockClock) -> None:
+    llama = server(words=1)
+    async with gateway(llama, admission=NO_WAIT) as app, connect(app) as slow:
+        raw = json.dumps(chat()).encode()
+        await slow.send(raw[:5])
+        await trio.sleep(2)
+        assert held(app) == 0
+        assert (await call(app, CHAT, chat())).status == 200
+        await slow.send(raw[5:])
+        await slow.send_complete()
+        with pytest.raises(trio.EndOfChannel):
+            while True:
+                await slow.receive()
+        assert slow.status_code == 200
+
+
+async def test_a9_a14_all_routes_share_the_slots_and_none_is_left_out(autojump_clock: MockClock) -> None:
+    llama = server(2, words=3)
+    replies: list[Reply] = []
+    async with gateway(llama) as app:
+
+        async def one(ask: Ask, *, stream: bool) -> None:
+            replies.append(await call(app, ask.path, ask.body | {"stream": stream}))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                for ask in ASKS:
+                    for stream in (True, False):
+                        nursery.start_soon(partial(one, ask, stream=stream))
+    assert [each.status for each in replies] == [200] * 60
+    assert llama.max_in_flight == 2
+    assert {each.path for each in llama.generations} == {ask.path for ask in ASKS}
+
+
+async def test_a11_k5_what_is_too_much_waits_and_the_metrics_show_it(autojump_clock: MockClock) -> None:
+    llama = server(4, words=10)
+    seen: list[list[float]] = []
+    replies: list[Reply] = []
+    async with gateway(llama) as app:
+
+        async def one() -> None:
+            replies.append(await call(app, CHAT, chat(stream=True)))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(one)
+            await wait_all_tasks_blocked()
+            said = (await call(app, "/metrics", method="GET")).body.decode()
+            seen = [metric(said, f"trio_admission_{name}{{") for name in ("held", "waiting")]
+        after = app.gateway.backend.pool.statistics()
+    assert seen == [[4], [6]]
+    assert (after.held, after.waiting, after.parked) == (0, 0, 0)
+    assert [each.status for each in replies] == [200] * 10
+    assert sorted(round(each.seconds) for each in replies) == [1] * 4 + [2] * 4 + [3] * 2
+
+
+async def test_a12_light_requests_wait_for_nobody(autojump_clock: MockClock) -> None:
+    llama = server(words=50)
+    async with gateway(llama, admission=NO_WAIT) as app, trio.open_nursery() as nursery:
+        nursery.start_soon(call, app, CHAT, chat())
+        await wait_all_tasks_blocked()
+        light = (
+            ("GET", "/v1/models", b""),
+            ("GET", "/v1/models/fake-model", b""),
+            ("GET", "/health", b""),
+            ("GET", "/ready", b""),
+            ("GET", "/metrics", b""),
+            ("GET", "/admission", b""),
+            ("GET", "/props", b""),
+            ("POST", "/v1/messages/count_tokens", {"messages": MESSAGES}),
+            ("POST", "/v1/chat/completions/input_tokens", {"messages": MESSAGES}),
+            ("POST", "/v1/responses/input_tokens", {"input": "a"}),
+            ("POST", "/tokenize", {"content": "a b"}),
+            ("POST", "/detokenize", {"tokens": [0]}),
+            ("POST", "/apply-template", {"messages": MESSAGES}),
+            ("OPTIONS", CHAT, b""),
+            ("HEAD", "/health", b""),
+        )
+        for method, path, body in light:
+            reply = await call(app, path, body, method=method)
+            assert (reply.status, reply.seconds, held(app)) == (200, 0, 1), path
+
+
+@ROUTES
+@STREAM
+async def test_a16_the_wait_is_counted_from_the_arrival_and_the_answer_from_the_grant(
+    autojump_clock: MockClock, ask: Ask, *, stream: bool
+) -> None:
+    llama = server()
+    llama.script(Script(tokens=9), Script(tokens=50))
+    async with gateway(llama, admission=AdmissionConfig(max_wait=1.0)) as app, trio.open_nursery() as nursery:
+        nursery.start_soon(call, app, CHAT, chat())
+        await wait_all_tasks_blocked()
+        replies: dict[float, Reply] = {}
+
+        async def at(moment: float) -> None:
+            await trio.sleep(moment)
+            replies[moment] = await call(app, ask.path, ask.body | {"stream": stream})
+
+        nursery.start_soon(at, 0.0)
+        nursery.start_soon(at, 0.5)
+        await trio.sleep(10)
+    assert replies[0.0].status == 200
+    assert replies[0.0].seconds == pytest.approx(5.9)
+    late = replies[0.5]
+    assert late.status == (200 if stream else 503)
+    assert late.seconds == 1.0
+    assert b"queue_timeout" in late.body
+
+
+@STREAM
+async def test_b1_who_leaves_the_line_never_reaches_the_backend(
+    autojump_clock: MockClock, *, stream: bool
+) -> None:
+    llama = server(words=30)
+    async with gateway(llama) as app, trio.open_nursery() as nursery:
+        nursery.start_soon(call, app, CHAT, chat(seed=0))
+        await wait_all_tasks_blocked()
+        for seed in range(1, 6):
+            leave = 1.0 + seed / 10 if seed in {1, 2, 4} else None
+            nursery.start_soon(partial(call, app, CHAT, chat(seed=seed, stream=stream), leave_after=leave))
+            await wait_all_tasks_blocked()
+        await trio.sleep(1.5)
+        assert app.gateway.backend.pool.statistics().waiting == 2
+    assert [json.loads(each.body)["seed"] for each in llama.generations] == [0, 3, 5]
+
+
+@ROUTES
+@STREAM
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.15, 0.25])
+async def test_b5_the_backend_is_left_when_the_client_leaves(
+    autojump_clock: MockClock, ask: Ask, after: float, *, stream: bool
+) -> None:
+    llama = server(words=100)
+    async with gateway(llama) as app:
+        await call(app, ask.path, ask.body | {"stream": stream}, leave_after=after)
+        await wait_all_tasks_blocked()
+        assert held(app) == 0
+        said = (await call(app, "/metrics", method="GET")).body.decode()
+    for each in llama.generations:
+        assert each.connection.peer_closed is not None
+        assert each.connection.peer_closed - each.arrived == pytest.approx(after, abs=0.001)
+    assert metric(said, "trio_admission_held{") == [0]
+
+
+async def test_b3_embeddings_are_left_too(autojump_clock: MockClock) -> None:
+    llama = server(embeddings=True, prefill=10.0)
+    async with gateway(llama) as app:
+        await call(app, "/v1/embeddings", {"input": ["a"]}, leave_after=0.5)
+    (left,) = llama.generations
+    assert left.connection.peer_closed == left.arrived + 0.5
+
+
+async def test_g1_newcomers_do_not_pass_those_who_wait(autojump_clock: MockClock) -> None:
+    llama = server(words=1)
+    async with gateway(llama) as app, trio.open_nursery() as nursery:
+
+        async def again() -> None:
+            for number in range(20):
+                await call(app, CHAT, chat(seed=1000 + number))
+
+        nursery.start_soon(again)
+        await wait_all_tasks_blocked()
+        for seed in range(30):
+            nursery.start_soon(call, app, CHAT, chat(seed=seed))
+            await wait_all_tasks_blocked()
+    order = [json.loads(each.body)["seed"] for each in llama.generations]
+    assert [seed for seed in order if seed < 1000] == list(range(30))
+    assert order[:3] == [1000, 0, 1]
+    assert order.index(1001) == 31
