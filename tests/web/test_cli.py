@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
+from tests.support.command import running
 from tests.support.gateway import CHAT, chat
 from tests.support.raw_client import RawClient, data_of
 from tests.support.serving import until
@@ -25,47 +21,7 @@ from trio_admission_web.keys import hash_key
 from trio_admission_web.options import BACKEND, GATEWAY, POOL
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
-
-
-@dataclass
-class Command:
-    """A running command, the first address that it printed, and all that it has said."""
-
-    process: trio.Process
-    url: str
-    said: bytearray
-
-
-@asynccontextmanager
-async def running(*command: str, sign: bytes = b"listening on", **environ: str) -> AsyncIterator[Command]:
-    """Start a Python module with arguments and wait until it listens; it must end with the block."""
-    async with trio.open_nursery() as nursery:
-        process: trio.Process = await nursery.start(
-            partial(
-                trio.run_process,
-                [sys.executable, "-m", *command],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environ},
-                check=False,
-            )
-        )
-        said = bytearray()
-        nursery.start_soon(read_all, process.stdout, said)
-        url = re.compile(rb"^" + sign + rb" (http://\S+)", re.MULTILINE)
-        await until(lambda: url.search(said) or process.returncode is not None, seconds=30)
-        found = url.search(said)
-        assert found, said.decode()
-        yield Command(process, found[1].decode(), said)
-        with trio.fail_after(10):
-            await process.wait()
-
-
-async def read_all(stream: Any, into: bytearray) -> None:
-    async for data in stream:
-        into += data
 
 
 async def test_serve_listens_serves_and_stops_at_a_signal() -> None:

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger(__name__)
 
-_FIXED: Final = ("backends", "admission", "host", "port", "tools", "approval_ttl", "max_parked")
+_FIXED: Final = (
+    *("backends", "admission", "host", "port", "unix", "tls_cert", "tls_key", "shutdown_deadline"),
+    *("tools", "approval_ttl", "max_parked"),
+)
 # Seconds until a client that was refused because of a shutdown may find the next gateway.
 DRAIN_RETRY: Final = 5
 

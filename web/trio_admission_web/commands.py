@@ -57,7 +57,15 @@ def serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
             raise LaunchError(str(error)) from error
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_reload_on_hangup, app, read_again)
-            await run_server(app, host=settings.host, port=settings.port, drain=app.gateway.drain)
+            await run_server(
+                app,
+                host=settings.host,
+                port=settings.port,
+                unix=settings.unix,
+                tls=settings.tls,
+                shutdown_deadline=settings.shutdown_deadline,
+                drain=app.gateway.drain,
+            )
             nursery.cancel_scope.cancel()
 
     return launch(run)

@@ -16,7 +16,7 @@ from trio_admission import AdmissionConfig
 
 from .keys import ApiKey
 from .options import BACKEND, GATEWAY, KEY, POOL, PREFIX, is_loopback
-from .settings import DEFAULT, EXPOSED, BackendSettings, Settings
+from .settings import DEFAULT, EXPOSED, HALF_TLS, BackendSettings, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -128,6 +128,8 @@ class _Reading:
         host = self._gateway.get("host", "127.0.0.1")
         if not (self._keys or self._gateway.get("insecure") or is_loopback(host)):
             self._mistakes.append(f"{self._places['host',]} {EXPOSED}")
+        if ("tls_cert" in self._gateway) != ("tls_key" in self._gateway):
+            self._mistakes.append(f"tls_cert {HALF_TLS}")
         if self._mistakes:
             raise ConfigurationError(self._mistakes)
         if "waiting_per_slot" in self._pool:

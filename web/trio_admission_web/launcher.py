@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve
 
+from .listening import listen_at_address, listening_at_path, take_inherited
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from trio_admission_web.serving.app import ServingApp
+    from .serving.app import ServingApp
 
-BACKLOG = (
-    1000  # connections that wait to be accepted; Hypercorn's 100 are few for clients that come in bursts
-)
 KEEP_ALIVE = 15.0  # seconds; longer than the pools of usual clients (5 s), so that the client closes first
 LAST_WORDS = 1.0  # seconds for answers that are cut at the deadline to say so
 
@@ -32,6 +33,8 @@ async def run_server(
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
+    unix: str | None = None,
+    tls: tuple[str, str] | None = None,
     shutdown_deadline: float = 30.0,
     drain: Callable[[], Awaitable[None]] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
@@ -39,7 +42,8 @@ async def run_server(
     """Serve `app` until SIGTERM or SIGINT; must run in the main thread.
 
     Once it accepts connections, prints `listening on http://HOST:PORT` to stdout for each address, and starts
-    with the list of these URLs. Blocks until the server has stopped.
+    with the list of these URLs. Blocks until the server has stopped. Sockets that the process was started
+    with (`listening.take_inherited`) take the place of `host`, `port` and `unix`.
 
     The first signal calls `drain`, while new requests are still accepted, so that the application can refuse
     them. When `drain` returns, or is cancelled because `shutdown_deadline` has passed, listening stops.
@@ -50,15 +54,18 @@ async def run_server(
         app: The application.
         host: An address, or a name, all of whose addresses are listened on.
         port: 0 means any free port.
+        unix: Path of a unix socket, to listen there instead.
+        tls: Files with the certificate chain and its key, to speak TLS.
         shutdown_deadline: Seconds from the first signal.
         drain: Returns when the application has nothing left to do.
         task_status: For `nursery.start`.
 
     Raises:
-        LaunchError: The address is in use, unknown or not allowed.
+        LaunchError: The address is in use, unknown or not allowed, or the files for TLS are not good.
     """
     config = Config()
-    config.bind = await _listen(host, port)
+    if tls is not None:
+        _set_up_tls(config, *tls)
     config.errorlog = logging.getLogger("hypercorn.error")  # stderr, unless logging is configured otherwise
     config.include_server_header = False
     config.keep_alive_timeout = KEEP_ALIVE
@@ -85,7 +92,8 @@ async def run_server(
         await anext(signals)
         nursery.cancel_scope.cancel()
 
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with ExitStack() as at_exit, trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        config.bind = [f"fd://{each}" for each in await _listen(host, port, unix, at_exit)]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(obey_signals)
             urls += await nursery.start(serve_and_finish)
@@ -111,11 +119,29 @@ def launch(main: Callable[[], Awaitable[None]]) -> int:
     return 1
 
 
-async def _listen(host: str, port: int) -> list[str]:
-    # Not left to Hypercorn, whose error would come out of three nurseries after the application has started.
+def _set_up_tls(config: Config, certificate: str, key: str) -> None:
+    config.certfile, config.keyfile = certificate, key
+    config.keyfile_password = ""  # or OpenSSL would ask for it on the terminal
     try:
-        listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+        config.create_ssl_context()
+    except OSError as error:  # OpenSSL's errors are some too
+        raise LaunchError(f"cannot use {certificate} and {key} for TLS: {_reason(error)}") from error
+
+
+async def _listen(host: str, port: int, unix: str | None, at_exit: ExitStack) -> list[int]:
+    # Not left to Hypercorn, whose error would come out of three nurseries after the application has started.
+    place = "the sockets that were handed over"
+    try:
+        if inherited := take_inherited():
+            return inherited
+        if unix is not None:
+            place = f"http://unix:{unix}"
+            return [at_exit.enter_context(listening_at_path(Path(unix)))]
+        place = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return await listen_at_address(host, port)
     except OSError as error:
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        raise LaunchError(f"cannot listen on http://{address}: {error.strerror or error}") from error
-    return [f"fd://{listener.socket.detach()}" for listener in listeners]
+        raise LaunchError(f"cannot listen on {place}: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

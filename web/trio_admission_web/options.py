@@ -173,6 +173,31 @@ GATEWAY: Final = (
     Option(name="host", kind=_TEXT, default="127.0.0.1", about="Address to listen on"),
     Option(name="port", kind=_whole(0, 65535), default=8000, about="Port to listen on; 0 = any free one"),
     Option(
+        name="unix",
+        kind=_TEXT,
+        otherwise="none",
+        about="Path of a unix socket to listen on, instead of host and port",
+    ),
+    Option(
+        name="tls_cert",
+        kind=_TEXT,
+        otherwise="no TLS",
+        about="File with the certificate chain (PEM) to speak TLS with",
+    ),
+    Option(
+        name="tls_key",
+        kind=_TEXT,
+        otherwise="no TLS",
+        about="File with the certificate's key (PEM), without a password",
+    ),
+    Option(
+        name="shutdown_deadline",
+        kind=_AMOUNT,
+        default=30.0,
+        unit="seconds",
+        about="How long those who are here at SIGTERM may take to be served; then they are told and cut",
+    ),
+    Option(
         name="insecure",
         kind=_FLAG,
         default=False,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 DEFAULT = "default"
 """The name of the backend that variables and flags are about."""
 EXPOSED = "can be reached by others, so keys must be configured (or say --insecure)"
+HALF_TLS = "and tls_key must be given together"
 
 
 class SettingsError(ValueError):
@@ -73,6 +74,10 @@ class Settings:
     insecure: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
+    unix: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    shutdown_deadline: float = 30.0
     allowed_origins: tuple[str, ...] = ()
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     grace: float = 0.1
@@ -92,6 +97,13 @@ class Settings:
             raise SettingsError("backends", "must have different names")
         if not (self.keys or self.insecure or is_loopback(self.host)):
             raise SettingsError("host", EXPOSED)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise SettingsError("tls_cert", HALF_TLS)
+
+    @property
+    def tls(self) -> tuple[str, str] | None:
+        """The files of certificate chain and key; None = no TLS."""
+        return (self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
 
 
 def _check(record: Any, options: Iterable[Option]) -> None:
