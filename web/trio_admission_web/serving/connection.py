@@ -24,8 +24,8 @@ class RequestScope:
 
     Attributes:
         nursery: Cancelled when the client disconnects, when the answer is complete, when the server stops.
-        disconnected: True from the moment that the client is gone without having its whole answer. False in a
-            task that is cancelled for one of the other reasons.
+        disconnected: True from the moment that the client is gone without having its whole answer; one that
+            half-closes counts as gone. False in a task that is cancelled for one of the other reasons.
     """
 
     __slots__ = ("disconnected", "nursery")
