@@ -39,7 +39,7 @@ class Core(Granting):
             raise RuntimeError("a reservation may be entered only once")
         calm = self.calm
         claim.since = now = self.now() if calm else self._begin()
-        self._arrivals = claim.id = self._arrivals + 1
+        claim.id = self._next_id()
         if calm or not self._arrives_unusually(claim, now):
             self._fill(now, claim)
         if claim.state is not HELD:

@@ -13,6 +13,7 @@ import heapq
 import math
 import random
 from collections import deque
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from ._announcer import Announcer
@@ -74,7 +75,7 @@ class Granting:
         self._changed_at = 0.0
         self._ranking: dict[Claim, int] | None = None
         self._ranked_at = 0.0
-        self._arrivals = 0
+        self._next_id = count(1).__next__
         self._deadlines: list[tuple[float, int, Claim]] = []  # of claims for which no task waits
         self.use_budget(budget)
 
@@ -187,13 +188,13 @@ class Granting:
                 if not queue:
                     return
                 head = next(iter(queue))
-            elif queue:
-                if head.key == line.key and head.parent is None:
-                    queue[head] = self._ranking = None  # the head did not fit before, so nobody does
-                    return
+            elif head.key != line.key or (queue and head.parent is not None):
                 self._fill_with_care(now, newcomer)
                 return
-            if head.cost is ONE_SLOT and head.key == line.key and ids.cold and not head.preferred:
+            elif queue:
+                queue[head] = self._ranking = None  # the head did not fit before, so nobody does
+                return
+            if head.cost is ONE_SLOT and ids.cold and not head.preferred:
                 head.charge, head.slots = ONE_SLOT, (ids.cold.popitem()[0],)
                 head.state, head.granted = HELD, True
                 self.holders[head] = None
@@ -212,11 +213,11 @@ class Granting:
         The head is never skipped for a smaller one behind it, which would starve those who need much.
         """
         self.calm = False
-        line, held = self.line, self.held
+        line, held, ids = self.line, self.held, self.held.ids
         if newcomer is not None:
             line.add(newcomer)
         while line.length and not self.suspensions:
-            while held.ids.free:  # nobody fits into a full pool: do not look who is next
+            while ids.cold or ids.warm:  # nobody fits into a full pool: do not look who is next
                 head = line.head(now)
                 if head is None or not held.take(head):
                     break
@@ -270,7 +271,7 @@ class Granting:
     def _granted(self, claim: Claim, now: float) -> None:
         """Record a grant, then wake whoever waits for it."""
         self.holders[claim] = None
-        if claim.preferred:
+        if claim.preferred and claim.preferred != claim.slots:
             self._cool(claim)  # a preferred id that it did not get back is nobody's any more
         waited, claim.since = now - claim.since, now
         first, claim.granted = not claim.granted, True

@@ -48,7 +48,7 @@ class Holdings:
         if cost.slots > size or (limit is not None and cost.tokens > limit):
             whole = Cost(size, cost.tokens if limit is None else limit)
             return None if self.ids.held or self.tokens else whole
-        if self.alone is not None or self.ids.held + cost.slots > size:
+        if self.alone is not None or cost.slots > self.ids.room:
             return None
         return None if limit is not None and self.tokens + cost.tokens > limit else cost
 

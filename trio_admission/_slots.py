@@ -21,28 +21,35 @@ class SlotIds:
         self.size = size
         self.retired = 0  # of those that are held, how many will not come back
         self.cold: dict[int, None] = dict.fromkeys(reversed(range(size)))  # the last one goes first
-        self._warm: OrderedDict[int, object] = OrderedDict()  # id -> who left it; the first one goes first
+        self.warm: OrderedDict[int, object] = OrderedDict()  # id -> who left it; the first one goes first
 
     @property
     def free(self) -> int:
         """How many ids nobody holds."""
-        return len(self.cold) + len(self._warm)
+        return len(self.cold) + len(self.warm)
+
+    @property
+    def room(self) -> int:
+        """How many more may be held: fewer than are free where some are to retire, perhaps less than none."""
+        return len(self.cold) + len(self.warm) - self.retired
 
     @property
     def held(self) -> int:
         """How many ids somebody holds."""
-        return self.size + self.retired - self.free
+        return self.size - self.room
 
-    def take(self, count: int, preferred: Iterable[int] = ()) -> tuple[int, ...]:
+    def take(self, count: int, preferred: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Take ``count`` free ids, or all, those of ``preferred`` first where they are free."""
-        if count == 1 and not preferred and self.cold:
+        if count == 1 and self.cold and not preferred:
             return (self.cold.popitem()[0],)
-        taken = [slot for slot in dict.fromkeys(preferred) if slot in self.cold or slot in self._warm][:count]
+        if count == len(preferred) == 1 and self.warm.pop(preferred[0], self) is not self:
+            return preferred
+        taken = [slot for slot in dict.fromkeys(preferred) if slot in self.cold or slot in self.warm][:count]
         for slot in taken:
             if self.cold.pop(slot, self) is self:
-                del self._warm[slot]
+                del self.warm[slot]
         while len(taken) < min(count, self.size):
-            taken.append(self.cold.popitem()[0] if self.cold else self._warm.popitem(last=False)[0])
+            taken.append(self.cold.popitem()[0] if self.cold else self.warm.popitem(last=False)[0])
         return tuple(taken)
 
     def put_back(self, slots: Iterable[int], left_by: object = None) -> None:
@@ -52,22 +59,22 @@ class SlotIds:
                 if left_by is None:
                     self.cold[slot] = None
                 else:
-                    self._warm[slot] = left_by
+                    self.warm[slot] = left_by
             else:
                 self.retired -= 1
 
     def cool(self, slots: Iterable[int], left_by: object) -> None:
         """Forget that ``left_by`` might come back to ``slots``; as if they had been freed by an end now."""
         for slot in slots:
-            if self._warm.get(slot, self) is left_by:
-                del self._warm[slot]
+            if self.warm.get(slot, self) is left_by:
+                del self.warm[slot]
                 self.cold[slot] = None
 
     def resize(self, size: int, held: set[int]) -> None:
         """Set the number of ids. Those that are ``held`` stay so, and retire when they come back."""
         for slot in range(size, self.size):
             self.cold.pop(slot, None)
-            self._warm.pop(slot, None)
+            self.warm.pop(slot, None)
         fresh = [slot for slot in range(self.size, size) if slot not in held]
         self.cold = dict.fromkeys(reversed(fresh)) | self.cold  # never used before: after those that were
         self.size = size
@@ -75,11 +82,11 @@ class SlotIds:
 
     def check(self, held: set[int]) -> None:
         """Assert that every id is in one place."""
-        places = [*held, *self.cold, *self._warm]
+        places = [*held, *self.cold, *self.warm]
         assert len(places) == len(set(places)), f"an id is in two places: {self}, {held} held"
         missing = set(range(self.size)) - set(places)
         assert not missing, f"ids are lost: {missing}"
-        assert all(slot < self.size for slot in (*self.cold, *self._warm)), f"a retired id is free: {self}"
+        assert all(slot < self.size for slot in (*self.cold, *self.warm)), f"a retired id is free: {self}"
 
     def __repr__(self) -> str:
-        return f"<SlotIds cold={list(self.cold)} warm={list(self._warm)}>"
+        return f"<SlotIds cold={list(self.cold)} warm={list(self.warm)}>"

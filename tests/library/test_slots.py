@@ -21,21 +21,30 @@ def test_three_kinds_of_free_ids() -> None:
     ids.put_back([2], left_by="a late park")
     ids.put_back([3])
     ids.put_back([0])
-    assert [ids.take(1, preferred=[2])[0]] + [ids.take(1)[0] for _ in range(4)] == [2, 0, 3, 1, 4]
+    assert [ids.take(1, preferred=(2,))[0]] + [ids.take(1)[0] for _ in range(4)] == [2, 0, 3, 1, 4]
 
 
 def test_a_preference_for_what_is_not_free_is_none() -> None:
     """S1: for an id that is held, that is retired, that never was."""
     ids = SlotIds(2)
     ids.take(1)
-    assert ids.take(1, preferred=[0, 7, -1]) == (1,)
+    assert ids.take(1, preferred=(0, 7, -1)) == (1,)
 
 
 def test_several_ids_at_once() -> None:
     """S2, S1: distinct, preferred ones first, and never more than asked for."""
     ids = SlotIds(5)
-    assert ids.take(3, preferred=[4, 4, 2]) == (4, 2, 0)
-    assert ids.take(1, preferred=[1, 3]) == (1,)
+    assert ids.take(
+        3,
+        preferred=(4, 4, 2),
+    ) == (4, 2, 0)
+    assert ids.take(
+        1,
+        preferred=(
+            1,
+            3,
+        ),
+    ) == (1,)
 
 
 def test_an_id_that_nobody_comes_back_to_is_like_one_freed_by_an_end_now() -> None:
