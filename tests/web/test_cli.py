@@ -261,3 +261,30 @@ def test_the_command_itself_needs_nothing_of_the_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_check_config_without_a_file_looks_where_serve_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text('[[backend]]\nname = "main"\nurl = "http://127.0.0.1:8080"\n')
+    monkeypatch.setenv("TRIO_ADMISSION_CONFIG", str(file))
+    assert cli.main(["check-config"]) == 0
+    assert capsys.readouterr().out.startswith("good: 1 backend(s)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--slots", "0"], "argument --slots: must be a whole number of at least 1, not '0'"),
+        (["--slots", "many"], "argument --slots: must be a whole number of at least 1, not 'many'"),
+        (["--once", " "], "argument --once: must not be empty"),
+    ],
+)
+def test_the_demo_refuses_what_it_cannot_run_before_it_loads_a_model(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["demo", *arguments])
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.endswith(f"trio-admission demo: error: {sentence}\n")

@@ -6,6 +6,7 @@ Nothing of the extra ``web`` is imported here before it is known to be installed
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from functools import partial
 from importlib.util import find_spec
@@ -78,6 +79,8 @@ def _demo(
         return _fail(_no_extra("web,demo", missing))
     from . import commands  # noqa: PLC0415
 
+    if once is not None:
+        logging.getLogger().setLevel(logging.WARNING)  # the answer is what was asked for
     if port is None:
         port = 8000 if once is None else 0
     return commands.demo(prompt=once, model=model, slots=slots, host=host, port=port)
@@ -114,7 +117,9 @@ def _parser() -> _Parser:
     about = "say everything that is wrong with the configuration"
     check = commands.add_parser("check-config", help=about, description=f"{about.capitalize()}.")
     check.set_defaults(run=_check_config)
-    check.add_argument("file", type=Path, nargs="?", metavar="FILE", help=f"TOML file ({CONFIG})")
+    check.add_argument(
+        "file", type=Path, nargs="?", default=None, metavar="FILE", help=f"TOML file ({CONFIG})"
+    )
 
     about = "make an API key, and its hash for the configuration"
     key = commands.add_parser("new-key", help=about, description=f"{about.capitalize()}.")
@@ -125,9 +130,11 @@ def _parser() -> _Parser:
     demo.set_defaults(run=_demo)
     demo.add_argument("--host", help="address to listen on (127.0.0.1)")
     demo.add_argument("--port", type=int, help="port to listen on, 0 = any free one (8000)")
-    demo.add_argument("--slots", type=int, metavar="N", help="slots of the model (4)")
+    demo.add_argument("--slots", type=_count, metavar="N", help="slots of the model (4)")
     demo.add_argument("--model", type=Path, metavar="PATH", help="a GGUF file (SmolLM2-135M-Instruct)")
-    demo.add_argument("--once", metavar="PROMPT", help="print one answer and exit; the port is any free one")
+    demo.add_argument(
+        "--once", type=_prompt, metavar="PROMPT", help="print one answer and exit; the port is any free one"
+    )
 
     about = "download the model of the demo"
     fetch = commands.add_parser("fetch-model", help=about, description=f"{about.capitalize()}.")
@@ -136,13 +143,25 @@ def _parser() -> _Parser:
 
 
 def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
-    about = option.about[0].lower() + option.about[1:]
-    unit = f", {option.unit}" if option.unit else ""
-    text = f"{about} ({option.default_in_words}{unit})".replace("%", "%%")
+    about = option.about if option.about[:2].isupper() else option.about[0].lower() + option.about[1:]
+    unit = f"{option.unit}, " if option.unit else ""
+    text = f"{about} [{unit}default: {option.default_in_words}]".replace("%", "%%")
     if option.default is False:
         group.add_argument(option.flag, action="store_const", const="on", help=text)
     else:
         group.add_argument(option.flag, metavar=option.metavar, help=text)
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _prompt(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
 
 
 def _no_extra(extra: str, missing: list[str]) -> str:

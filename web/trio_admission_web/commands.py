@@ -94,6 +94,7 @@ def demo(*, prompt: str | None, model: Path | None, slots: int, host: str, port:
 
 
 async def _demo(prompt: str | None, model: Path | None, slots: int, host: str, port: int) -> None:
+    answered = False
     try:
         config = EngineConfig(model=_model(model), slots=slots, threads=_THREADS if model is None else None)
         async with trio.open_nursery() as nursery:
@@ -112,7 +113,12 @@ async def _demo(prompt: str | None, model: Path | None, slots: int, host: str, p
             )
 
             async def run(task_status: trio.TaskStatus[list[str]]) -> None:
-                await run_server(app, host=host, port=port, drain=app.gateway.drain, task_status=task_status)
+                if prompt is None:
+                    await run_server(
+                        app, host=host, port=port, drain=app.gateway.drain, task_status=task_status
+                    )
+                else:  # a signal is for the one who asked, and nobody else is here to be waited for
+                    await run_server(app, host=host, port=port, shutdown_deadline=0, task_status=task_status)
                 nursery.cancel_scope.cancel()
 
             if prompt is None:
@@ -122,12 +128,15 @@ async def _demo(prompt: str | None, model: Path | None, slots: int, host: str, p
                 with redirect_stdout(sys.stderr):
                     url, *_ = await nursery.start(run)
                 await _ask(url, prompt)
+                answered = True
                 nursery.cancel_scope.cancel()
     except* (ConfigurationError, EngineError, ProblemError, ToolLoadError) as group:
         failure: BaseException = group
         while isinstance(failure, BaseExceptionGroup):
             failure = failure.exceptions[0]
         raise LaunchError(str(failure)) from failure
+    if prompt is not None and not answered:
+        raise KeyboardInterrupt
 
 
 def _model(path: Path | None) -> Model:
