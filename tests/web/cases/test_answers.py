@@ -1,0 +1,286 @@
+"""What comes back, on every route: C3 C7 C10 C12 C14 D1 D3 D6 D8 E1 E9 E11 F4 F5 F9 H3 I2."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.support.gateway import CHAT, Reply, call, chat, gateway
+from tests.support.generation import MESSAGES, ROUTES, STREAM, Ask
+from tests.support.stage import stage
+from trio_admission import AdmissionConfig
+from trio_admission.testing.fake_llama_server import Cut, End, FakeLlamaServer, Raw, Script
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+    from tests.support.raw_client import RawClient
+
+FULL = AdmissionConfig(max_waiting=1)
+INSIDE = re.compile(rb"Traceback|127\.0\.0\.1|llama\.test|/home/|httpx|h11|trio\.|Error\(")
+
+
+def server(slots: int = 1, **options: Any) -> FakeLlamaServer:
+    return FakeLlamaServer(**{"total_slots": slots, "infill": True, "interval": 0.1, **options})
+
+
+def check_envelope(reply: Reply, ask: Ask) -> None:
+    """The error is JSON in the route's dialect, with a request id, and tells nothing of the inside."""
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.json.get("type") == ("error" if ask.anthropic else None)
+    assert isinstance(reply.error["message"], str)
+    assert isinstance(reply.error["type"], str)
+    assert reply.json["request_id"] == reply.headers["x-request-id"]
+    assert not INSIDE.search(reply.body)
+
+
+@ROUTES
+@STREAM
+async def test_d1_d3_a_full_line_is_a_status_before_any_byte(
+    autojump_clock: MockClock, ask: Ask, *, stream: bool
+) -> None:
+    async with gateway(server(words=30), admission=FULL) as app, trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(call, app, CHAT, chat())
+            await wait_all_tasks_blocked()
+        reply = await call(app, ask.path, ask.body | {"stream": stream})
+    assert (reply.status, reply.seconds, reply.error["code"]) == (429, 0, "queue_full")
+    assert 1 <= int(reply.headers["retry-after"]) <= 60
+    check_envelope(reply, ask)
+
+
+@ROUTES
+@STREAM
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (Raw(End.RESET), 502),
+        (Raw(End.CLOSE), 502),
+        (Raw(b"\x16\x03\x01garbage\r\n\r\n", End.CLOSE), 502),
+        (Raw.answer(200, b"<html>", content_type="text/html"), 502),
+        (Raw.answer(200, b""), 502),
+        (Raw.answer(204, b""), 502),
+        (Raw.answer(307, b"", headers=[("Location", "http://elsewhere.test/")]), 502),
+        (Raw(b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", End.CLOSE), 502),
+        (Raw(End.SILENCE), 504),
+    ],
+    ids=["reset", "close", "garbage", "html", "empty", "204", "redirect", "head", "silence"],
+)
+async def test_d8_e11_what_is_no_answer_is_a_bad_gateway_in_the_dialect(
+    autojump_clock: MockClock, ask: Ask, fault: Raw, status: int, *, stream: bool
+) -> None:
+    llama = server(words=1)
+    llama.script(fault)
+    admission = AdmissionConfig(keepalive_interval=60)
+    async with gateway(llama, first_byte_limit=3.0, admission=admission) as app:
+        reply = await call(app, ask.path, ask.body | {"stream": stream})
+        assert reply.status == status
+        check_envelope(reply, ask)
+        assert (await call(app, ask.path, ask.body)).status == 200
+    assert llama.total == 2
+
+
+@ROUTES
+@STREAM
+@pytest.mark.parametrize("how", [End.RESET, End.CLOSE, End.FINISH, End.SILENCE, End.ERROR], ids=str)
+async def test_d6_a_broken_stream_never_looks_like_an_end(
+    autojump_clock: MockClock, ask: Ask, how: End, *, stream: bool
+) -> None:
+    llama = server(words=5)
+    llama.script(Script(cut=Cut(2, how)))
+    async with gateway(llama, idle_limit=5.0) as app:
+        reply = await call(app, ask.path, ask.body | {"stream": stream})
+        said = (await call(app, "/metrics", method="GET")).body.decode()
+        assert (await call(app, ask.path, ask.body)).status == 200
+    assert reply.status == 200 if stream else reply.status >= 500
+    assert b"error" in reply.body
+    assert not re.search(rb'"finish_reason": ?"(stop|length)"|response\.completed|message_stop', reply.body)
+    assert f'outcome="answered",route="{ask.path}"' not in said
+
+
+@ROUTES
+async def test_c3_comments_of_the_server_stay_comments(autojump_clock: MockClock, ask: Ask) -> None:
+    llama = server(words=4)
+    plain = Script(tokens=["a", "b", "c"])
+    llama.script(
+        plain, Script(tokens=["a", "b", "c"], injected={0: b":\n\n", 1: b": WORKING\n\n", 2: b":\n\n"})
+    )
+    async with gateway(llama) as app:
+        first = await call(app, ask.path, ask.body | {"stream": True})
+        second = await call(app, ask.path, ask.body | {"stream": True})
+    assert count(second) == count(first)
+    assert b"data: WORKING" not in second.body
+    assert second.body.endswith(ask.end)
+
+
+def count(reply: Reply) -> int:
+    return sum(line.startswith(b"data:") for line in reply.body.splitlines())
+
+
+@ROUTES
+async def test_c7_c12_a_stream_is_never_left_alone_and_never_held_back(
+    autojump_clock: MockClock, ask: Ask
+) -> None:
+    llama = server()
+    llama.script(Script(tokens=10), Script(tokens=4, prefill=1.0, pauses={2: 1.0}))
+    admission = AdmissionConfig(keepalive_interval=0.2)
+    async with gateway(llama, admission=admission) as app, trio.open_nursery() as nursery:
+        nursery.start_soon(call, app, CHAT, chat())
+        await wait_all_tasks_blocked()
+        reply = await call(app, ask.path, ask.body | {"stream": True})
+    times = [0.0, *(at for at, _ in reply.parts)]
+    assert max(later - sooner for sooner, later in pairwise(times)) < 0.4
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert (reply.headers["x-accel-buffering"], "content-length" in reply.headers) == ("no", False)
+    assert {"no-cache", "no-transform"} <= set(reply.headers["cache-control"].split(", "))
+    assert reply.body.endswith(ask.end)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"stream_options": None}, {"stream_options": {"include_usage": False}}]
+)
+async def test_c10_usage_comes_if_it_is_asked_for(autojump_clock: MockClock, options: dict[str, Any]) -> None:
+    llama = server(words=2)
+    async with gateway(llama) as app:
+        without = await call(app, CHAT, chat(stream=True, **options))
+        within = await call(app, CHAT, chat(stream=True, stream_options={"include_usage": True}))
+    assert (without.body.count(b'"usage":{'), within.body.count(b'"usage":{')) == (0, 1)
+    assert json.loads(llama.generations[0].body) == chat(stream=True, **options)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"stream": None},
+        {"tools": None, "stop": None},
+        {
+            "messages": [*MESSAGES, {"role": "assistant", "content": None}, *MESSAGES],
+            "unknown": {"a": [1.50]},
+        },
+    ],
+    ids=["stream", "tools", "content"],
+)
+async def test_f4_what_real_clients_send_goes_on_unchanged(
+    autojump_clock: MockClock, extra: dict[str, Any]
+) -> None:
+    llama = server(words=1)
+    sent = json.dumps({"messages": MESSAGES, "stream": True} | extra)
+    async with gateway(llama) as app:
+        assert (await call(app, CHAT, sent.encode())).status == 200
+    got = llama.generations[0].body
+    assert json.loads(got).items() >= (json.loads(sent) | {"stream": True}).items()
+    if extra.get("stream", True):
+        assert got == sent.encode()
+
+
+async def test_e9_a_server_that_comes_back_smaller_gets_no_more_than_it_takes(
+    autojump_clock: MockClock,
+) -> None:
+    llama = server(2, words=5)
+    async with gateway(llama, slots=1) as app, trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(call, app, CHAT, chat())
+    assert llama.max_in_flight == 1
+
+
+async def test_f5_a_chunked_body_goes_up_with_a_length() -> None:
+    async with stage(server(words=1, interval=0.001)) as both, both.server.client() as client:
+        raw = json.dumps(chat()).encode()
+        chunks = b"".join(b"1;a=b\r\n%c\r\n" % byte for byte in raw)
+        await client.send(
+            b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        await client.send(chunks + b"0\r\nX-Trailer: 1\r\n\r\n")
+        assert (await client.read_answer()).status == 200
+        (got,) = both.llama.generations
+    assert got.header("Transfer-Encoding") is None
+    assert got.header("X-Trailer") is None
+    assert got.header("Content-Length") == str(len(got.body))
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"content-length: 5\r\ncontent-length: 6",
+        b"transfer-encoding: xchunked",
+        b"transfer-encoding: chunked, identity",
+        b"transfer-encoding: chunked\r\ntransfer-encoding: chunked",
+        b"content-length: 5\r\ntransfer-encoding: chunked",
+    ],
+)
+async def test_i2_an_ambiguous_framing_never_makes_two_requests(framing: bytes) -> None:
+    async with stage(server(words=1)) as both, both.server.client() as client:
+        head = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\n" + framing + b"\r\n\r\n"
+        hidden = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
+        await client.send(head + b"0\r\n\r\n" + hidden)
+        with trio.move_on_after(2):
+            assert (await client.read_answer()).status in {400, 501}
+            assert await client.read_to_end() == b""
+    assert not both.llama.generations
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (CHAT + "/", 404),
+        ("/chat/completions", 200),
+        (CHAT + "?beta=true", 200),
+        ("/v1/chat%2Fcompletions", 200),
+        ("/V1/chat/completions", 404),
+    ],
+)
+async def test_f9_forms_of_an_address(path: str, status: int) -> None:
+    async with stage(server(words=1, interval=0.001)) as both, both.server.client() as client:
+        answer = await client.ask("POST", path, chat())
+        assert answer.status == status
+        assert both.llama.total == (1 if status == 200 else 0)
+        if both.llama.total:
+            assert both.llama.generations[0].path in {CHAT, "/chat/completions"}
+
+
+async def test_e1_a_server_that_is_killed_and_comes_back_loses_no_slot(autojump_clock: MockClock) -> None:
+    llama = server(4, words=20)
+    replies: list[Reply] = []
+    async with gateway(llama) as app:
+
+        async def one(delay: float) -> None:
+            await trio.sleep(delay)
+            replies.append(await call(app, CHAT, chat(stream=True)))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(one, 0.0)
+            await trio.sleep(0.55)
+            llama.crash()
+            await trio.sleep(1)
+            llama.restart()
+            for _ in range(6):
+                nursery.start_soon(one, 0.0)
+    broken = [each for each in replies if b"bad_gateway" in each.body]
+    served = [each for each in replies if each.body.endswith(b"data: [DONE]\n\n") and each not in broken]
+    assert (len(broken), len(served)) == (4, 6)
+
+
+async def test_h3_clients_that_never_end_do_not_hold_up_the_end() -> None:
+    async with stage(server(words=100_000, interval=0.01)) as both, both.two_clients() as (endless, half):
+        await endless.request("POST", CHAT, chat(stream=True))
+        await endless.read_events(await endless.read_head(), 2)
+        await half.send(b"POST /v1/chat/completions HT")
+        with trio.move_on_after(0.5):
+            await both.app.gateway.drain()
+        rest = await read_all(endless)
+    assert b"draining" in rest
+
+
+async def read_all(client: RawClient) -> bytes:
+    with trio.fail_after(5):
+        while b"draining" not in client.received:
+            if not await client._fill():
+                break
+    return bytes(client.received)
