@@ -202,6 +202,8 @@ class Granting:
                 if head is not newcomer:
                     del queue[head]
                     head.since, self._ranking = now, None
+                    if head.parent is not None:
+                        del head.parent.children[head]
                     if head.wake is not None:
                         head.wake.send_nowait(head.slots)
                 return

@@ -34,17 +34,8 @@ def test_a_preference_for_what_is_not_free_is_none() -> None:
 def test_several_ids_at_once() -> None:
     """S2, S1: distinct, preferred ones first, and never more than asked for."""
     ids = SlotIds(5)
-    assert ids.take(
-        3,
-        preferred=(4, 4, 2),
-    ) == (4, 2, 0)
-    assert ids.take(
-        1,
-        preferred=(
-            1,
-            3,
-        ),
-    ) == (1,)
+    assert ids.take(3, preferred=(4, 4, 2)) == (4, 2, 0)
+    assert ids.take(1, preferred=(1, 3)) == (1,)
 
 
 def test_an_id_that_nobody_comes_back_to_is_like_one_freed_by_an_end_now() -> None:
