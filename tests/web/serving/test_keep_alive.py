@@ -70,3 +70,17 @@ async def test_an_answer_given_while_the_server_stops_says_that_the_connection_c
         answer = await client.read_answer()
         assert (answer.body, answer.header("connection")) == (b"3", "close")
         assert await client.read_to_end() == b""
+
+
+@pytest.mark.parametrize("used", [True, False])
+async def test_a_request_that_is_on_its_way_when_the_server_stops_is_served(*, used: bool) -> None:
+    app = ServingApp("app")
+    add_views(app)
+    async with serving(app) as server, server.client() as client:
+        if used:
+            await client.ask("GET", "/")
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        server.stop.set()
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        answer = await client.ask("GET", "/")
+        assert (answer.body, answer.header("connection")) == (b"here", "close")

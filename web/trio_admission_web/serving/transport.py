@@ -36,6 +36,10 @@ WRITE_TIMEOUT = 30.0  # seconds for a client to take one piece
 WRITE_PIECE = 64 * 1024  # bytes; small enough that a slow but steady reader takes one in time
 LINGER = 1.0  # seconds in which a client may finish what it is sending before the connection is closed
 
+# Seconds for which a server that stops still takes a request on an idle connection: it may be on its way, and
+# its client would never know whether it was served.
+LAST_CALL = 0.5
+
 
 @dataclass(frozen=True)
 class HangUp(Closed):
@@ -134,6 +138,13 @@ class Transport(TCPServer):
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
         return b""
+
+    async def _idle_timeout(self) -> None:
+        with trio.move_on_after(self.config.keep_alive_timeout):
+            await self.context.terminated.wait()
+            await trio.sleep(LAST_CALL)
+        with trio.CancelScope(shield=True):
+            await self._initiate_server_close()
 
     async def _hang_up(self) -> None:
         if isinstance(self.stream, trio.SSLStream):  # cannot say so without closing

@@ -1,0 +1,180 @@
+"""SIGTERM under load: everybody gets a whole answer or a clear refusal, and the end comes in bounded time."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from tests.support.command import running
+from tests.support.gateway import CHAT, chat
+from tests.support.raw_client import Answer, RawClient, data_of
+from tests.support.serving import post, until
+from tests.support.tools import PLACES
+from trio_admission.testing.fake_llama_server import FakeLlamaServer, Script, ToolCall
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+SERVE = ("trio_admission_web", "serve", "--port", "0", "--upstream")
+LEEWAY = 2.5  # seconds: the last words, the end of the process, and a busy machine
+CALLS = Script(tokens=0, tool_calls=[ToolCall("find", ['{"what": "x"}'])])
+
+
+async def counts(url: str) -> tuple[int, int, int]:
+    """Held, waiting, parked, as the gateway says."""
+    async with RawClient.connected(url) as client:
+        backend = (await client.ask("GET", "/admission")).json["backends"]["default"]
+    return backend["held"], backend["waiting"], backend["parked"]
+
+
+async def become(url: str, *expected: int) -> None:
+    with trio.fail_after(10):
+        while await counts(url) != expected:  # noqa: ASYNC110 - another process is waited for
+            await trio.sleep(0.02)
+
+
+def verdict(answer: Answer, *, stream: bool) -> str:
+    """What a client is told; "cut" if it cannot know."""
+    if not answer.complete:
+        return "cut"
+    if answer.status != 200:
+        return str(answer.json["error"]["code"])
+    if not stream:
+        return "answered"
+    *said, end = data_of(answer.body)
+    errors = [each["error"]["code"] for each in said if "error" in each]
+    return str(errors[0]) if errors else "answered" if end == "[DONE]" else "cut"
+
+
+async def test_at_the_deadline_everybody_is_told_and_nobody_holds_up_the_end() -> None:
+    llama = FakeLlamaServer(total_slots=2, words=10**6, interval=0.02)
+    async with llama, llama.listening() as upstream, AsyncExitStack() as stack:
+        llama.script(CALLS, Script(tokens=["x" * 2**20] * 1000, interval=0.001))
+        flags = ("--shutdown-deadline", "1", "--tools", ",".join(PLACES))
+        async with running(*SERVE, upstream, *flags) as command:
+
+            async def come(body: dict[str, Any]) -> RawClient:
+                client = await stack.enter_async_context(RawClient.connected(command.url))
+                await client.request("POST", CHAT, body)
+                return client
+
+            parked = await come(chat(stream=True, admission={"tools": ["find"]}))
+            await become(command.url, 0, 0, 1)
+            stalled = await come(chat(stream=True))
+            await become(command.url, 1, 0, 1)
+            streams = [await come(chat(stream=True))]
+            await become(command.url, 2, 0, 1)
+            streams.append(await come(chat(stream=True)))
+            plain = await come(chat())
+            await become(command.url, 2, 2, 1)
+            for half in (b"POST /v1/ch", post(CHAT, "content-length: 9") + b"{"):
+                client = await stack.enter_async_context(RawClient.connected(command.url))
+                await client.send(half)
+
+            command.process.send_signal(signal.SIGTERM)
+            begun = time.monotonic()
+            told = {"plain": verdict(await plain.read_answer(), stream=False)}
+            for name, client in (("parked", parked), ("running", streams[0]), ("queued", streams[1])):
+                told[name] = verdict(await client.read_answer(), stream=True)
+            await command.process.wait()
+            assert time.monotonic() - begun < 1 + LEEWAY
+        assert told == dict.fromkeys(("plain", "parked", "running", "queued"), "draining")
+        assert command.process.returncode == 0
+        assert b"Traceback" not in command.said
+        assert verdict(await stalled.read_answer(), stream=True) == "cut"
+        await until(lambda: not llama.open_connections)
+
+
+async def test_a_second_signal_ends_it_at_once() -> None:
+    async with FakeLlamaServer(words=10**6, interval=0.02) as llama, llama.listening() as upstream:
+        async with running(*SERVE, upstream) as command, RawClient.connected(command.url) as client:
+            await client.request("POST", CHAT, chat(stream=True))
+            await become(command.url, 1, 0, 0)
+            command.process.send_signal(signal.SIGTERM)
+            await until(lambda: refuses(command.url))
+            command.process.send_signal(signal.SIGTERM)
+            begun = time.monotonic()
+            await command.process.wait()
+            assert time.monotonic() - begun < LEEWAY
+        assert command.process.returncode == 0
+        assert b"Traceback" not in command.said
+
+
+def refuses(url: str) -> bool:
+    """Whether new requests are refused; blocks for a moment."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(post(CHAT, "content-length: 0", "connection: close"))
+        return b" 503 " in client.recv(4096)
+
+
+async def visit(url: str, *, stream: bool) -> str:
+    """Ask once over a new connection, and say what became of it."""
+    try:
+        async with RawClient.connected(url) as client:
+            return verdict(await client.ask("POST", CHAT, chat(stream=stream)), stream=stream)
+    except EOFError:
+        return "cut"
+    except trio.BrokenResourceError:
+        return "reset"
+    except OSError:
+        return "refused"
+
+
+async def test_under_load_every_client_gets_its_whole_answer_or_a_clear_refusal() -> None:
+    became: list[str] = []
+    async with FakeLlamaServer(total_slots=4, words=4, interval=0.05) as llama, llama.listening() as upstream:
+        async with running(*SERVE, upstream) as command, trio.open_nursery() as nursery:
+
+            async def come(number: int) -> None:
+                await trio.sleep(number / 20)
+                became.append(await visit(command.url, stream=number % 2 == 0))
+
+            for number in range(40):
+                nursery.start_soon(come, number)
+            await until(lambda: "answered" in became)
+            command.process.send_signal(signal.SIGTERM)
+        assert command.process.returncode == 0
+    assert "answered" in became
+    assert set(became) <= {"answered", "draining", "refused"}
+
+
+async def test_a_restart_behind_a_socket_that_was_handed_over_refuses_no_connection() -> None:
+    became: list[str] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=1000) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with FakeLlamaServer(words=4, interval=0.02) as llama, llama.listening() as upstream:
+
+            async def serve(then: Callable[[], Awaitable[None]]) -> None:
+                async with running(*SERVE, upstream, listener=listener) as command:
+                    assert command.url == url
+                    await then()
+                    command.process.send_signal(signal.SIGTERM)
+                assert command.process.returncode == 0
+
+            async def keep_coming(number: int) -> None:
+                while not done.is_set():
+                    became.append(await visit(url, stream=number % 2 == 0))
+                    await trio.sleep(0.02)
+
+            async def load() -> None:
+                for number in range(10):
+                    nursery.start_soon(keep_coming, number)
+                await until(lambda: became.count("answered") >= 20, 20)
+
+            async def more() -> None:
+                seen = became.count("answered")
+                await until(lambda: became.count("answered") >= seen + 20, 20)
+                done.set()
+                await until(lambda: len(nursery.child_tasks) == 0, 20)
+
+            done = trio.Event()
+            async with trio.open_nursery() as nursery:
+                await serve(load)
+                await serve(more)
+    assert set(became) <= {"answered", "draining"}
