@@ -22,7 +22,7 @@ def check(pool: SlotPool) -> None:
     Raises:
         AssertionError: says what is wrong. It is a fault of this library, so please report it.
     """
-    pool._core.check()  # the library's own
+    pool._core.check()  # pyright: ignore[reportPrivateUsage]  # the library's own
 
 
 @final
