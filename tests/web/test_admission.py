@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -371,9 +372,7 @@ async def test_a_prompt_that_cannot_be_interrupted_keeps_its_slot_and_no_other(
     async with gateway(server) as app, trio.open_nursery() as nursery:
         start = trio.current_time()
         for seed, leave in ((1, 1.0), (2, 19.5)):
-            nursery.start_soon(
-                lambda seed=seed, leave=leave: call(app, CHAT, chat(seed=seed), leave_after=leave)
-            )
+            nursery.start_soon(partial(call, app, CHAT, chat(seed=seed), leave_after=leave))
             await wait_all_tasks_blocked()
         await trio.sleep(2)
         server.script(Script(tokens=1, prefill=0), Script(tokens=1, prefill=0))
@@ -400,6 +399,18 @@ async def test_a_server_that_does_not_say_what_is_busy_is_not_waited_for(
                 server.crash()
         await trio.sleep(0.2)
         assert (await counts(app))["held"] == 0
+
+
+async def test_without_a_line_no_slot_is_waited_for(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(total_slots=4, words=30, interval=0.1)
+    async with (
+        gateway(server, admission=AdmissionConfig(enabled=False)) as app,
+        trio.open_nursery() as nursery,
+    ):
+        await occupy(app, nursery)
+        await call(app, CHAT, chat(stream=True), leave_after=1.0)
+        assert trio.current_time() - server.generations[1].arrived == pytest.approx(1.0)
+    assert all(each.path != "/slots" for each in server.requests)
 
 
 async def test_a_slot_is_not_waited_for_longer_than_30_seconds(autojump_clock: MockClock) -> None:

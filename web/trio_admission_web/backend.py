@@ -58,6 +58,7 @@ class Backend:
             park_budget=park_budget,
         )
         self._configured = settings.slots
+        self._has_line = admission.enabled
         self._settling: set[trio.CancelScope] = set()
         self._hurried = False
         self._said: dict[int, str] = {}  # level -> the last line in the log
@@ -92,8 +93,8 @@ class Backend:
         Args:
             slots: How many the request had; its lease still holds them.
         """
-        if self._hurried:
-            return
+        if self._hurried or not self._has_line:
+            return  # without a line nobody is next, and nothing is held to compare with
         with trio.move_on_after(_LONGEST_SETTLING, shield=True) as scope:
             self._settling.add(scope)
             await trio.sleep(_NOTICE)
