@@ -267,7 +267,7 @@ def test_check_config_without_a_file_looks_where_serve_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "gateway.toml"
-    file.write_text('[[backends]]\nname = "main"\nurl = "http://127.0.0.1:8080"\n')
+    file.write_text('[backends.main]\nurl = "http://127.0.0.1:8080"\n')
     monkeypatch.setenv("TRIO_ADMISSION_CONFIG", str(file))
     assert cli.main(["check-config"]) == 0
     assert capsys.readouterr().out.startswith("good: 1 backend(s)")
