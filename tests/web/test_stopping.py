@@ -12,9 +12,10 @@ import trio
 
 from tests.support.command import running
 from tests.support.gateway import CHAT, chat
-from tests.support.raw_client import Answer, RawClient, data_of
+from tests.support.raw_client import RawClient
 from tests.support.serving import post, until
 from tests.support.tools import PLACES
+from tests.support.verdict import verdict, visit
 from trio_admission.testing.fake_llama_server import FakeLlamaServer, Script, ToolCall
 
 if TYPE_CHECKING:
@@ -36,19 +37,6 @@ async def become(url: str, *expected: int) -> None:
     with trio.fail_after(10):
         while await counts(url) != expected:  # noqa: ASYNC110 - another process is waited for
             await trio.sleep(0.02)
-
-
-def verdict(answer: Answer, *, stream: bool) -> str:
-    """What a client is told; "cut" if it cannot know."""
-    if not answer.complete:
-        return "cut"
-    if answer.status != 200:
-        return str(answer.json["error"]["code"])
-    if not stream:
-        return "answered"
-    *said, end = data_of(answer.body)
-    errors = [each["error"]["code"] for each in said if "error" in each]
-    return str(errors[0]) if errors else "answered" if end == "[DONE]" else "cut"
 
 
 async def test_at_the_deadline_everybody_is_told_and_nobody_holds_up_the_end() -> None:
@@ -111,19 +99,6 @@ def refuses(url: str) -> bool:
     with socket.create_connection((host, int(port))) as client:
         client.sendall(post(CHAT, "content-length: 0", "connection: close"))
         return b" 503 " in client.recv(4096)
-
-
-async def visit(url: str, *, stream: bool) -> str:
-    """Ask once over a new connection, and say what became of it."""
-    try:
-        async with RawClient.connected(url) as client:
-            return verdict(await client.ask("POST", CHAT, chat(stream=stream)), stream=stream)
-    except EOFError:
-        return "cut"
-    except trio.BrokenResourceError:
-        return "reset"
-    except OSError:
-        return "refused"
 
 
 async def test_under_load_every_client_gets_its_whole_answer_or_a_clear_refusal() -> None:

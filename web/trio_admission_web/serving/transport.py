@@ -11,6 +11,8 @@ What Hypercorn 0.18 does wrong, and what is done about it here:
 * An answer that is given before its request has come in is followed by a reset, which may destroy the answer.
   `HangUp` closes in the order that HTTP asks for.
 * After a client has closed an idle connection, its socket stays open until the idle timer runs out.
+* A server that stops closes idle connections at once, also one whose request is on its way. `_idle_timeout`
+  waits for it.
 """
 
 from __future__ import annotations
