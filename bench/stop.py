@@ -46,7 +46,6 @@ async def main(clients: int, deadline: float) -> int:
             for number in range(late):
                 nursery.start_soon(come, number, number / late)
             with trio.fail_after(deadline + LEEWAY):
-                with trio.fail_after(deadline + LEEWAY):
                 status = await command.process.wait()
             seconds = time.monotonic() - begun
     print(f"exit status {status} {seconds:.1f} s after SIGTERM; {clients} clients: {dict(became)}")

@@ -38,7 +38,8 @@ in the log and stays as it was. A file with a mistake changes nothing.
 _GATEWAY: Final = """\
 At the top of the file. Without keys, `host` must be this machine's own (127.0.0.1, ::1, localhost), unless
 `insecure` says otherwise; behind Hypercorn's own command, requests that came in by another address are
-refused.
+refused. Sockets that systemd hands over take the place of `host`, `port` and `unix`; see
+[deployment](../how-to/deploy.md).
 """
 _LINE: Final = """\
 At the top of the file, for the line in front of each backend. Variables that `AdmissionConfig.from_env` of
