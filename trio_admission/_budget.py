@@ -50,7 +50,7 @@ class ParkBudget:
     """
 
     def __init__(self, limit: int) -> None:
-        if isinstance(limit, bool) or not isinstance(limit, int):
+        if isinstance(limit, bool) or not isinstance(limit, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"limit must be an int, not {limit!r}")
         if limit < 0:
             raise ValueError(f"limit must be at least 0, not {limit}")

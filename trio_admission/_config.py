@@ -19,9 +19,10 @@ DEFAULT_KEEPALIVE: Final = 5.0
 # left out of it.
 _PREFIXES: Final = ("TRIO_ADMISSION_", "UNSLOTH_LLAMA_ADMISSION_", "UNSLOTH_OPENAI_COMPAT_ADMISSION_")
 _NOT_UNDER_LAST_PREFIX: Final = frozenset({"QUEUE_PER_SLOT", "KV_BUDGET"})
-_SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
-    ("0", "false", "no", "off"), False
-)
+_SWITCH: Final[dict[str, bool]] = {
+    "1": True, "true": True, "yes": True, "on": True,
+    "0": False, "false": False, "no": False, "off": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

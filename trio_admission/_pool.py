@@ -276,7 +276,7 @@ class Suspension:
 
 
 def _require_count(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be an int, not {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")

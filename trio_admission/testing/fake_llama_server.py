@@ -28,7 +28,7 @@ from ._fake.site import Site, decodes
 from ._fake.stream import MemoryStream, Stream, close, memory_connection, reset
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from types import TracebackType
 
 __all__ = [
@@ -69,11 +69,11 @@ class FakeLlamaServer(pages.Options):
 
     reply: Callable[[Request], Awaitable[Reply | None]] | None = None
     default: Script = field(default_factory=Script)
-    requests: list[Request] = field(default_factory=list, init=False)
-    generations: list[Request] = field(default_factory=list, init=False)
-    connections: list[Connection] = field(default_factory=list, init=False)
+    requests: list[Request] = field(default_factory=list["Request"], init=False)
+    generations: list[Request] = field(default_factory=list["Request"], init=False)
+    connections: list[Connection] = field(default_factory=list["Connection"], init=False)
     max_in_flight: int = field(default=0, init=False)
-    saved: dict[str, list[str]] = field(default_factory=dict, init=False)
+    saved: dict[str, list[str]] = field(default_factory=dict[str, list[str]], init=False)
 
     def __post_init__(self) -> None:
         self._queue: deque[Reply] = deque()
@@ -143,7 +143,7 @@ class FakeLlamaServer(pages.Options):
         await trio.serve_listeners(self._serve_stream, listeners, handler_nursery=self._nursery)
 
     @asynccontextmanager
-    async def listening(self, *, port: int = 0) -> AsyncIterator[str]:
+    async def listening(self, *, port: int = 0) -> AsyncGenerator[str]:
         """Accept connections on loopback inside the block, which gets the URL; they may outlive it."""
         async with trio.open_nursery() as nursery:
             yield await nursery.start(partial(self.serve, port=port))
@@ -215,6 +215,7 @@ class FakeLlamaServer(pages.Options):
 
     async def _answer(self, exchange: Exchange) -> None:
         request, wire = exchange.request, exchange.wire
+        reply: Reply | None = None
         try:
             with trio.CancelScope() as scope:
                 wire.on_gone = scope.cancel
