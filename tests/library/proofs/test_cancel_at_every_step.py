@@ -76,6 +76,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.parametrize("story", STORIES)
 def test_a_cancel_at_any_step_loses_nothing_when_the_hero(story: Story, slots: int, crowded: bool) -> None:
+    """G3, E2, L4: it leaves as if it had never been there, and everybody else is served."""
     for seed in SEEDS:
         for moment in itertools.count():
             stage = stage_for(story, slots)

@@ -113,6 +113,7 @@ def done() -> set[Place]:
 def test_ctrl_c_at_any_line_leaves_nothing_when_somebody(
     story: Story, crowded: bool, done: set[Place]
 ) -> None:
+    """G3: nothing is left held, waiting, parked, claimed or suspended."""
     interrupt_everywhere(story, crowded=crowded, done=done)
 
 

@@ -263,6 +263,7 @@ WAYS_OUT: dict[Way, tuple[End, End, End]] = {
     ],
 )
 def test_a_park_ends_as_it_should_when_its_block(way: Way, contended: bool, refused: bool) -> None:
+    """E3, E5: only a block that finishes brings the slot back; see `WAYS_OUT`."""
     scene = Scene(contended, refused).play(way)
     free, after_a_wait, at_once = WAYS_OUT[way]
     expected = at_once if refused else after_a_wait if contended else free
@@ -409,6 +410,7 @@ WAYS_OUT_AGAIN: dict[Way, tuple[End, End]] = {
 @pytest.mark.parametrize("way", WAYS_OUT_AGAIN)
 @pytest.mark.parametrize("contended", [False, True], ids=["free", "contended"])
 def test_holding_again_ends_as_it_should_when_its_block(way: Way, contended: bool) -> None:
+    """E4: the slot goes on in any case, and the park with it only if its own block fails."""
     scene = Scene(contended).play(way)
     expected = WAYS_OUT_AGAIN[way][contended]
     cause = scene.left.__cause__ if isinstance(scene.left, LeaseLost) else None
@@ -430,6 +432,7 @@ NOTHING_TO_UNPARK: dict[Way, End] = {
 
 @pytest.mark.parametrize("way", NOTHING_TO_UNPARK)
 def test_holding_again_in_a_refused_park_only_runs_its_block(way: Way) -> None:
+    """E4: it does nothing else."""
     scene = Scene(contended=True, refused=True).play(way)
     assert End(type(scene.left) if scene.left else None, scene.left_at) == NOTHING_TO_UNPARK[way]
     assert scene.other_served_at == scene.left_at
