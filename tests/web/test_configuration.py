@@ -181,6 +181,7 @@ flow = ""
             'host = "0.0.0.0"',
             "gateway.toml:1: host can be reached by others, so keys must be configured (or say --insecure)",
         ),
+        ('tls_cert = "c"\n[backends.a]\nurl = "http://h"\n', "tls_cert and tls_key must be given together"),
         ("backends.gpu.slots = 3", "[backends.gpu]: url is missing"),
     ],
 )

@@ -90,3 +90,11 @@ def test_others_may_be_served_with_keys_or_on_the_operators_word() -> None:
     key = ApiKey(name="ada", hash="sha256:" + "0" * 64)
     assert settings_for(UPSTREAM, host="0.0.0.0", keys=(key,)).keys == (key,)
     assert settings_for(UPSTREAM, host="0.0.0.0", insecure=True).insecure
+
+
+def test_tls_takes_both_files() -> None:
+    assert settings_for(UPSTREAM, tls_cert="c", tls_key="k").tls == ("c", "k")
+    assert settings_for(UPSTREAM).tls is None
+    for half in ("tls_cert", "tls_key"):
+        with pytest.raises(SettingsError, match=r"^tls_cert and tls_key must be given together$"):
+            settings_for(UPSTREAM, **{half: "x"})
