@@ -238,8 +238,8 @@ async def test_thinking_has_the_same_shape(start_engine: StartEngine, tmp_path: 
     both_kinds = {"messages": HI, "grammar": 'root ::= "hmm </think>yes"'}
     for asked, script in (
         (post(CHAT, both_kinds), answered),
-        (post(MESSAGES, {"messages": HI, "max_tokens": 3}), only),
-        (post(RESPONSES, {"input": "Say hi", "max_output_tokens": 3}), only),
+        (post(MESSAGES, {"messages": HI, "max_tokens": 3, "temperature": 0}), only),
+        (post(RESPONSES, {"input": "Say hi", "max_output_tokens": 3, "temperature": 0}), only),
     ):
         assert isinstance(asked.body, dict)
         real, fake = await both(engine, asked, default=script)

@@ -7,7 +7,7 @@ import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 from hypercorn.config import Config
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from .serving.app import ServingApp
+
+log: Final = logging.getLogger(__name__)
 
 KEEP_ALIVE = 15.0  # seconds; longer than the pools of usual clients (5 s), so that the client closes first
 LAST_WORDS = 1.0  # seconds for answers that are cut at the deadline to say so
@@ -67,6 +69,7 @@ async def run_server(
     if tls is not None:
         _set_up_tls(config, *tls)
     config.errorlog = logging.getLogger("hypercorn.error")  # stderr, unless logging is configured otherwise
+    config.errorlog.setLevel(logging.WARNING)  # where it listens is said below
     config.include_server_header = False
     config.keep_alive_timeout = KEEP_ALIVE
     stop = trio.Event()
@@ -80,6 +83,7 @@ async def run_server(
         if not urls:  # still starting
             nursery.cancel_scope.cancel()
         deadline = trio.current_time() + shutdown_deadline
+        log.info("stopping: requests have %g s to finish; a second signal stops at once", shutdown_deadline)
         if drain is not None:
             with trio.move_on_at(deadline):
                 await drain()
