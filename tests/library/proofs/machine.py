@@ -251,8 +251,8 @@ class AdmissionMachine(RuleBasedStateMachine):
     ) -> None:
         """The second pool is there to share the budget; its line has no limits but it may be off.
 
-        In a ``plain`` example almost everybody is of one flow, takes one slot and is watched by nobody: a core
-        takes short cuts then.
+        In a ``plain`` example almost everybody is of one flow, takes one slot and is watched by nobody: a
+        core takes short cuts then.
         """
         self.plain = plain
         limits = AdmissionConfig(

@@ -1,4 +1,7 @@
-"""The core against the oracle, at random; and broken cores, each of which that must catch."""
+"""The core against the oracle, at random; and broken cores, each of which that must catch.
+
+For longer than usual: ``PROOF_SOAK=20 pytest --timeout=0 tests/library/proofs``.
+"""
 
 from __future__ import annotations
 
