@@ -17,6 +17,7 @@ from tests.support.engine import CHAT
 from tests.support.raw_client import RawClient, data_of, events
 from tests.support.serving import serving, until
 from trio_admission import AdmissionConfig
+from trio_admission_web import commands
 from trio_admission_web.app import App, create_app
 from trio_admission_web.settings import BackendSettings, Settings
 
@@ -287,3 +288,26 @@ async def test_the_demo_that_fails_says_why(tmp_path: Any) -> None:
     )
     assert (done.returncode, done.stdout) == (1, b"")
     assert f"trio-admission: the embedded engine did not start with {broken}" in done.stderr.decode()
+
+
+async def test_what_the_demo_prints_is_what_the_engine_has_decoded(
+    engine: RunningEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two prompts, two answers, and the engine's own counter grows by their tokens, end of text included."""
+    printed = []
+    async with gateway_to(engine) as gateway:
+        before = (await engine.metrics())["llamacpp:tokens_predicted_total"]
+        for prompt in ("Why is the sky blue?", "Name a fruit."):
+            await commands._ask(gateway.url, prompt)
+            printed.append(capsys.readouterr().out.rstrip("\n"))
+        decoded = (await engine.metrics())["llamacpp:tokens_predicted_total"] - before
+        async with engine.client() as client:
+            tokens = [
+                len((await client.post("/tokenize", json={"content": text})).json()["tokens"])
+                for text in printed
+            ]
+    assert printed[0] != printed[1]
+    assert all(tokens)
+    assert (
+        sum(tokens) <= decoded <= sum(tokens) + 2 * 3
+    )  # text may tokenize a little shorter than it was made
