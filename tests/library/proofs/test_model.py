@@ -35,7 +35,7 @@ FIRST_FAILURE = settings(QUICK, max_examples=400, derandomize=True, phases=[Phas
 
 def test_a_core_does_what_the_design_says() -> None:
     """G1, G2, G4, G5, G6, G7, L1, R1, E1, E2, E7, E8, E9, F1, F2, F3, F4, S1, S2, W1: as in `machine`."""
-    run_state_machine_as_test(AdmissionMachine, settings=settings(QUICK, max_examples=80 * SOAK))
+    run_state_machine_as_test(AdmissionMachine, settings=settings(QUICK, max_examples=60 * SOAK))
 
 
 @pytest.mark.parametrize("core", BROKEN_CORES)
