@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -86,63 +86,49 @@ async def occupied(gateway: Gateway, slots: int) -> AsyncIterator[list[RawClient
         yield holders
 
 
-@dataclass
-class Samples:
-    """What was seen while something went on."""
-
-    deferred: list[float] = field(default_factory=list)
-    held: list[int] = field(default_factory=list)
-    waiting: list[int] = field(default_factory=list)
-
-    async def collect(self, engine: RunningEngine, gateway: Gateway | None) -> None:
-        """Look again and again until cancelled. Fast is harmless here: nobody leaves without a stream."""
-        while True:
-            self.deferred.append((await engine.metrics())["llamacpp:requests_deferred"])
-            if gateway is not None:
-                seen = await gateway.admission()
-                self.held.append(seen["held"])
-                self.waiting.append(seen["waiting"])
-            await trio.sleep(0.1)
-
-
-async def ask_twelve(engine: RunningEngine, gateway: Gateway | None, samples: Samples) -> list[Answer]:
-    url, key = (engine.url, engine.api_key) if gateway is None else (gateway.url, "none")
-    answers: list[Answer] = []
-
-    async def one(number: int) -> None:
-        body = chat(f"Count to {number}.", tokens=12, stream=number % 2 == 0)
-        answers.append(await ask(url, body, key))
-
-    async with trio.open_nursery() as watching:
-        watching.start_soon(samples.collect, engine, gateway)
-        async with trio.open_nursery() as asking:
-            for number in range(12):
-                asking.start_soon(one, number)
-        watching.cancel_scope.cancel()
-    return answers
+async def collect_deferred(engine: RunningEngine, samples: list[float]) -> None:
+    """Look again and again until cancelled. Fast is harmless here: nobody leaves without a stream."""
+    while True:
+        samples.append((await engine.metrics())["llamacpp:requests_deferred"])
+        await trio.sleep(0.05)
 
 
 async def test_the_line_is_in_the_gateway_and_never_in_the_engine(engine: RunningEngine) -> None:
-    samples = Samples()
+    answers: list[Answer] = []
+    deferred: list[float] = []
+    crowds: list[tuple[int, int]] = []
     async with gateway_to(engine) as gateway:
-        answers = await ask_twelve(engine, gateway, samples)
+
+        async def one(number: int) -> None:
+            body = chat(f"Count to {number}.", tokens=24, stream=number % 2 == 0)
+            answers.append(await ask(gateway.url, body))
+
+        gateway.app.gateway.backend.pool.add_instrument(lambda _event: crowds.append(gateway.counts))
+        async with trio.open_nursery() as watching:
+            watching.start_soon(collect_deferred, engine, deferred)
+            async with trio.open_nursery() as asking:
+                for number in range(12):
+                    asking.start_soon(one, number)
+            watching.cancel_scope.cancel()
     assert [answer.status for answer in answers] == [200] * 12
-    assert len(samples.deferred) > 3
-    assert set(samples.deferred) == {0}
-    assert max(samples.held) == engine.slots
-    assert max(samples.waiting) > 0
+    assert deferred
+    assert set(deferred) == {0}
+    assert max(held for held, _ in crowds) == engine.slots
+    assert max(waiting for _, waiting in crowds) > 0
     for answer in answers:
         if answer.header("content-type") == "application/json":
-            assert answer.json["usage"]["completion_tokens"] == 12
+            assert answer.json["usage"]["completion_tokens"] == 24
         else:
             assert data_of(answer.body)[-1] == "[DONE]"
 
 
 async def test_without_the_gateway_the_engine_has_the_line(engine: RunningEngine) -> None:
-    samples = Samples()
-    answers = await ask_twelve(engine, None, samples)
-    assert [answer.status for answer in answers] == [200] * 12
-    assert max(samples.deferred) > 0
+    async with AsyncExitStack() as stack:
+        for number in range(engine.slots + 1):
+            client = await stack.enter_async_context(RawClient.connected(engine.url))
+            body = chat(f"Tell me story {number}.", tokens=ENDLESS)
+            await client.request("POST", CHAT, body, [("Authorization", f"Bearer {engine.api_key}")])
+        await engine.until_deferred(1)
     await engine.idle()
 
 

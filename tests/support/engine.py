@@ -81,6 +81,15 @@ class RunningEngine:
             while await self.busy_slots():  # noqa: ASYNC110 - the server announces nothing
                 await trio.sleep(POLL_INTERVAL)
 
+    async def until_deferred(self, count: int) -> None:
+        """Wait until so many requests stand in the server's own line, half a minute at most.
+
+        Looks often, so all requests must be streams.
+        """
+        with trio.fail_after(30):
+            while (await self.metrics())["llamacpp:requests_deferred"] < count:  # noqa: ASYNC110 - as above
+                await trio.sleep(0.1)
+
 
 @contextmanager
 def engine_in_a_thread(config: EngineConfig) -> Iterator[RunningEngine]:
