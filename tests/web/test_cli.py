@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -244,14 +245,37 @@ async def test_an_address_that_is_taken_is_one_sentence() -> None:
     ]
 
 
-@pytest.mark.parametrize(("command", "extra"), [("serve", "web"), ("demo", "web,demo")])
-def test_a_missing_extra_is_named(
-    command: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_demo_says_that_its_address_is_taken_before_it_loads_the_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["demo", "--port", str(port)]) == 1
+    said = capsys.readouterr()
+    sentence = f"cannot listen on http://127.0.0.1:{port}: Address already in use"
+    assert (said.out, said.err) == ("", f"trio-admission: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "in_a_clone", "elsewhere"),
+    [
+        ("serve", "uv sync --extra web", "pip install 'trio-admission[web]'"),
+        ("demo", "uv sync --extra web --extra demo", "pip install 'trio-admission[web,demo]'"),
+    ],
+)
+def test_a_missing_extra_is_named_and_how_to_get_it(
+    command: str,
+    in_a_clone: str,
+    elsewhere: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "quart" else object())
     assert cli.main([command]) == 1
-    said = capsys.readouterr().err
-    assert f"pip install 'trio-admission[{extra}]' (missing: quart)" in said
+    assert capsys.readouterr().err == (
+        "trio-admission: quart is not installed:"
+        f" in a clone of the repository, `{in_a_clone}` gets it; elsewhere, `{elsewhere}` does\n"
+    )
 
 
 def test_the_command_itself_needs_nothing_of_the_extra() -> None:

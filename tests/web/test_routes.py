@@ -127,6 +127,14 @@ async def test_every_other_address_is_not_found_in_json(autojump_clock: MockCloc
     assert [each.path for each in server.requests] == ["/props"]
 
 
+async def test_whoever_opens_the_printed_address_is_told_where_to_go(autojump_clock: MockClock) -> None:
+    async with gateway(FakeLlamaServer()) as app:
+        told = (await call(app, "/", method="GET")).error["message"]
+        assert "/v1/chat/completions" in told
+        assert "/admission" in told
+        assert (await call(app, "/admission", method="GET")).status == 200
+
+
 async def test_errors_are_written_in_the_dialect_of_the_address(autojump_clock: MockClock) -> None:
     async with gateway(FakeLlamaServer()) as app:
         for path in ADMITTED:

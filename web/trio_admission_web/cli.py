@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .configuration import CONFIG, ConfigurationError, load
 from .engine import EngineError, fetch_model
+from .extras import missing_extra
 from .keys import new_key
 from .logs import set_up
 from .options import BACKEND, GATEWAY, POOL, Option
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(*, config: Path | None = None, **flags: str) -> int:
     if missing := [name for name in _OF_THE_EXTRA if find_spec(name) is None]:
-        return _fail(_no_extra("web", missing))
+        return _fail(missing_extra(missing, "web"))
     from . import commands  # noqa: PLC0415
 
     read = partial(load, config, flags=flags)
@@ -76,7 +77,7 @@ def _demo(
     once: str | None = None,
 ) -> int:
     if missing := [name for name in (*_OF_THE_EXTRA, "xllamacpp") if find_spec(name) is None]:
-        return _fail(_no_extra("web,demo", missing))
+        return _fail(missing_extra(missing, "web", "demo"))
     from . import commands  # noqa: PLC0415
 
     if once is not None:
@@ -162,10 +163,6 @@ def _prompt(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("must not be empty")
     return text
-
-
-def _no_extra(extra: str, missing: list[str]) -> str:
-    return f"this needs more: pip install 'trio-admission[{extra}]' (missing: {', '.join(missing)})"
 
 
 def _fail(sentence: str) -> int:

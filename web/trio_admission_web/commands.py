@@ -94,8 +94,8 @@ def demo(*, prompt: str | None, model: Path | None, slots: int, host: str, port:
 
 
 async def _demo(prompt: str | None, model: Path | None, slots: int, host: str, port: int) -> None:
-    answered = False
     try:
+        await _refuse_a_port_in_use(host, port)
         config = EngineConfig(model=_model(model), slots=slots, threads=_THREADS if model is None else None)
         async with trio.open_nursery() as nursery:
             engine = await nursery.start(partial(run_engine, config, progress=_say))
@@ -112,31 +112,42 @@ async def _demo(prompt: str | None, model: Path | None, slots: int, host: str, p
                 )
             )
 
+            async def interrupt() -> None:  # nobody is served here but the one who has sent the signal
+                nursery.cancel_scope.cancel()  # first, or the answer would be found to be cut
+                raise KeyboardInterrupt
+
             async def run(task_status: trio.TaskStatus[list[str]]) -> None:
                 if prompt is None:
                     await run_server(
                         app, host=host, port=port, drain=app.gateway.drain, task_status=task_status
                     )
-                else:  # a signal is for the one who asked, and nobody else is here to be waited for
-                    await run_server(app, host=host, port=port, shutdown_deadline=0, task_status=task_status)
+                else:
+                    await run_server(app, host=host, port=port, drain=interrupt, task_status=task_status)
                 nursery.cancel_scope.cancel()
 
             if prompt is None:
                 url, *_ = await nursery.start(run)
-                print(f"try: {_curl(url)}", flush=True)
+                print(f"try: {_curl(url)}\nsee: {url}/admission", flush=True)
             else:
                 with redirect_stdout(sys.stderr):
                     url, *_ = await nursery.start(run)
                 await _ask(url, prompt)
-                answered = True
                 nursery.cancel_scope.cancel()
     except* (ConfigurationError, EngineError, ProblemError, ToolLoadError) as group:
         failure: BaseException = group
         while isinstance(failure, BaseExceptionGroup):
             failure = failure.exceptions[0]
         raise LaunchError(str(failure)) from failure
-    if prompt is not None and not answered:
-        raise KeyboardInterrupt
+
+
+async def _refuse_a_port_in_use(host: str, port: int) -> None:
+    """Do so before the model is loaded, for which whoever started this would wait in vain."""
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=host)
+    except OSError as error:
+        raise LaunchError(f"cannot listen on http://{host}:{port}: {error.strerror}") from error
+    for each in listeners:
+        await each.aclose()
 
 
 def _model(path: Path | None) -> Model:

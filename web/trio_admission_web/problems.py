@@ -198,9 +198,9 @@ def model_not_found(model: str) -> Problem:
     return Problem(404, "model_not_found", f"The model {model[:100]!r} does not exist.", param="model")
 
 
-def not_found() -> Problem:
-    """There is no such route or object."""
-    return Problem(404, "not_found", "There is nothing at this address.")
+def not_found(hint: str = "") -> Problem:
+    """There is no such route or object. ``hint`` is one more sentence."""
+    return Problem(404, "not_found", f"There is nothing at this address. {hint}".rstrip())
 
 
 def method_not_allowed() -> Problem:

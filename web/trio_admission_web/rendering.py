@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger(__name__)
 
+# For somebody who opens in a browser what the launcher has printed.
+_WHERE_TO_GO: Final = "The API is at /v1, such as /v1/chat/completions; /admission shows slots and line."
+
 
 def json_response(value: dict[str, object], status: int = 200) -> Response:
     """Make a response of JSON."""
@@ -51,7 +54,7 @@ def render_http_exception(error: HTTPException, max_body: int) -> Response:
 def _problem_of(error: HTTPException, max_body: int) -> Problem:
     match error.code:
         case 404:
-            return problems.not_found()
+            return problems.not_found(_WHERE_TO_GO)
         case 405:
             return problems.method_not_allowed()
         case 408:

@@ -24,5 +24,5 @@ async def test_a_missing_engine_is_an_error_that_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
-    with pytest.raises(EngineError, match=r"pip install 'trio-admission\[demo\]'"):
+    with pytest.raises(EngineError, match=r"xllamacpp is not installed.*uv sync --extra demo"):
         await run_engine(EngineConfig(model=MODEL))

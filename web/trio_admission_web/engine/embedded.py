@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, final
 
 import trio
 
+from trio_admission_web.extras import missing_extra
 from ._errors import EngineError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ async def run_engine(
         EngineError: it did not start, or it died; with the last lines of its log.
     """
     if find_spec("xllamacpp") is None:
-        raise EngineError("the embedded engine is not installed: pip install 'trio-admission[demo]'")
+        raise EngineError(missing_extra(["xllamacpp"], "demo"))
     if config.slot_save_path is not None:
         config.slot_save_path.mkdir(parents=True, exist_ok=True)
     api_key = secrets.token_urlsafe(32)
