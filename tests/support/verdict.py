@@ -28,14 +28,12 @@ def verdict(answer: Answer, *, stream: bool) -> str:
 
 async def visit(url: str, *, stream: bool) -> str:
     """Ask once over a new connection, and say what became of it."""
-    client = None
     try:
         async with RawClient.connected(url) as client:
             return verdict(await client.ask("POST", CHAT, chat(stream=stream)), stream=stream)
     except EOFError:
         return "cut"
     except trio.BrokenResourceError:
-        # Nothing of an answer: the kernel had the connection in the backlog when the listener closed.
-        return "reset" if client is None or client.received else "unserved"
+        return "reset"
     except OSError:
         return "refused"

@@ -7,7 +7,7 @@ import signal
 import socket
 import ssl
 import subprocess
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
@@ -17,7 +17,7 @@ import trustme
 
 from tests.support.command import handing_over
 from tests.support.raw_client import RawClient
-from tests.support.serving import add_views
+from tests.support.serving import add_views, get
 from trio_admission_web.launcher import LaunchError, run_server
 from trio_admission_web.serving.app import ServingApp
 
@@ -94,6 +94,23 @@ async def test_a_file_that_somebody_else_has_put_there_meanwhile_stays(tmp_path:
         path.rename(tmp_path / "old.sock")
         path.write_text("mine")
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", [socket.AF_INET, socket.AF_UNIX])
+async def test_who_has_come_before_the_end_and_was_not_accepted_is_still_served(
+    kind: socket.AddressFamily, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "gateway.sock")
+    with ExitStack() as stack:
+        async with running(unix=path if kind is socket.AF_UNIX else None) as url:
+            address = path if kind is socket.AF_UNIX else ("127.0.0.1", int(url.rpartition(":")[2]))
+            clients = [stack.enter_context(socket.socket(kind)) for _ in range(200)]
+            for client in clients:  # with no checkpoint, so that the server can accept nobody
+                client.connect(address)
+                client.sendall(get("/", "connection: close"))
+        assert all(client.recv(4096).endswith(b"here") for client in clients)
+        with pytest.raises(OSError, match=r"refused|No such file"):
+            stack.enter_context(socket.socket(kind)).connect(address)
 
 
 @pytest.fixture(scope="module")

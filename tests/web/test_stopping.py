@@ -16,13 +16,13 @@ from tests.support.raw_client import RawClient
 from tests.support.serving import post, until
 from tests.support.tools import PLACES
 from tests.support.verdict import verdict, visit
-from trio_admission.testing.fake_llama_server import FakeLlamaServer, Script, ToolCall
+from trio_admission.testing.fake_llama_server import FakeLlamaServer, Request, Script, ToolCall
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 SERVE = ("trio_admission_web", "serve", "--port", "0", "--upstream")
-LEEWAY = 2.5  # seconds: the last words, the end of the process, and a busy machine
+LEEWAY = 10  # seconds: the last words, the end of the process, and a busy machine
 CALLS = Script(tokens=0, tool_calls=[ToolCall("find", ['{"what": "x"}'])])
 
 
@@ -34,13 +34,13 @@ async def counts(url: str) -> tuple[int, int, int]:
 
 
 async def become(url: str, *expected: int) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         while await counts(url) != expected:  # noqa: ASYNC110 - another process is waited for
             await trio.sleep(0.02)
 
 
 async def test_at_the_deadline_everybody_is_told_and_nobody_holds_up_the_end() -> None:
-    llama = FakeLlamaServer(total_slots=2, words=10**6, interval=0.02)
+    llama = FakeLlamaServer(total_slots=2, words=10**4, interval=0.02)
     async with llama, llama.listening() as upstream, AsyncExitStack() as stack:
         llama.script(CALLS, Script(tokens=["x" * 2**20] * 1000, interval=0.001))
         flags = ("--shutdown-deadline", "1", "--tools", ",".join(PLACES))
@@ -75,16 +75,16 @@ async def test_at_the_deadline_everybody_is_told_and_nobody_holds_up_the_end() -
         assert command.process.returncode == 0
         assert b"Traceback" not in command.said
         assert verdict(await stalled.read_answer(), stream=True) == "cut"
-        await until(lambda: not llama.open_connections)
+        await until(lambda: not llama.open_connections, 20)
 
 
 async def test_a_second_signal_ends_it_at_once() -> None:
-    async with FakeLlamaServer(words=10**6, interval=0.02) as llama, llama.listening() as upstream:
+    async with FakeLlamaServer(words=10**4, interval=0.02) as llama, llama.listening() as upstream:
         async with running(*SERVE, upstream) as command, RawClient.connected(command.url) as client:
             await client.request("POST", CHAT, chat(stream=True))
             await become(command.url, 1, 0, 0)
             command.process.send_signal(signal.SIGTERM)
-            await until(lambda: refuses(command.url))
+            await until(lambda: refuses(command.url), 20)
             command.process.send_signal(signal.SIGTERM)
             begun = time.monotonic()
             await command.process.wait()
@@ -112,12 +112,42 @@ async def test_under_load_every_client_gets_its_whole_answer_or_a_clear_refusal(
 
             for number in range(40):
                 nursery.start_soon(come, number)
-            await until(lambda: "answered" in became)
+            await until(lambda: "answered" in became, 20)
             command.process.send_signal(signal.SIGTERM)
         assert command.process.returncode == 0
     assert "answered" in became
-    # A socket of its own closes with its backlog. Behind one that was handed over (below) nobody is unserved.
-    assert set(became) <= {"answered", "draining", "refused", "unserved"}
+    assert set(became) <= {"answered", "draining", "refused"}
+
+
+async def test_connections_that_nobody_has_accepted_when_it_stops_are_refused_and_not_reset() -> None:
+    release = trio.Event()
+
+    async def hold(request: Request) -> None:
+        if request.path == CHAT:
+            await release.wait()
+
+    async with FakeLlamaServer(reply=hold) as llama, llama.listening() as upstream, AsyncExitStack() as stack:
+        async with running(*SERVE, upstream) as command:
+            last = await stack.enter_async_context(RawClient.connected(command.url))
+            await last.request("POST", CHAT, chat())
+            await become(command.url, 1, 0, 0)
+            command.process.send_signal(signal.SIGTERM)
+            await until(lambda: refuses(command.url), 20)
+
+            command.process.send_signal(signal.SIGSTOP)  # whoever comes now stays in the backlog
+            clients: list[RawClient] = []
+            for _ in range(200):
+                clients.append(await stack.enter_async_context(RawClient.connected(command.url)))
+                await clients[-1].request("POST", CHAT, chat())
+            release.set()
+            await until(lambda: not llama.in_flight, 20)  # the last answer is complete: listening may end
+            command.process.send_signal(signal.SIGCONT)
+            for client in clients:
+                answer = await client.read_answer()
+                assert (answer.status, verdict(answer, stream=False)) == (503, "draining")
+                assert int(answer.header("Retry-After") or 0) > 0
+            assert verdict(await last.read_answer(), stream=False) == "answered"
+        assert command.process.returncode == 0
 
 
 async def test_a_restart_behind_a_socket_that_was_handed_over_refuses_no_connection() -> None:

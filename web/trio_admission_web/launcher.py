@@ -13,7 +13,7 @@ import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve
 
-from .listening import listen_at_address, listening_at_path, take_inherited
+from .listening import BACKLOG, Door, listen_at_address, listening_at_path, take_inherited
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger(__name__)
 
 KEEP_ALIVE = 15.0  # seconds; longer than the pools of usual clients (5 s), so that the client closes first
-LAST_WORDS = 1.0  # seconds for answers that are cut at the deadline to say so
+LAST_WORDS = 1.0  # seconds at the deadline to let in those who have come, and again to tell all whom it cuts
 
 
 class LaunchError(Exception):
@@ -48,9 +48,10 @@ async def run_server(
     with (`listening.take_inherited`) take the place of `host`, `port` and `unix`.
 
     The first signal calls `drain`, while new requests are still accepted, so that the application can refuse
-    them. When `drain` returns, or is cancelled because `shutdown_deadline` has passed, listening stops.
-    Requests in flight have the rest of the time to finish, and at least a second; then they are cancelled.
-    The second signal cancels everything.
+    them. When `drain` returns, or is cancelled because `shutdown_deadline` has passed, nobody new is let in,
+    and listening stops when those who have come are in (`listening.Door.shut`). Requests in flight have the
+    rest of the time to finish, and at least a second; then they are cancelled. The second signal cancels
+    everything.
 
     Args:
         app: The application.
@@ -72,6 +73,7 @@ async def run_server(
     config.errorlog.setLevel(logging.WARNING)  # where it listens is said below
     config.include_server_header = False
     config.keep_alive_timeout = KEEP_ALIVE
+    config.backlog = BACKLOG
     stop = trio.Event()
     urls: list[str] = []
 
@@ -87,6 +89,8 @@ async def run_server(
         if drain is not None:
             with trio.move_on_at(deadline):
                 await drain()
+        with trio.move_on_at(max(deadline, trio.current_time() + LAST_WORDS)):
+            await door.shut()
         config.graceful_timeout = max(deadline - trio.current_time(), LAST_WORDS)
         stop.set()
 
@@ -97,7 +101,8 @@ async def run_server(
         nursery.cancel_scope.cancel()
 
     with ExitStack() as at_exit, trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        config.bind = [f"fd://{each}" for each in await _listen(host, port, unix, at_exit)]
+        door = await _listen(host, port, unix, at_exit)
+        config.bind = [f"fd://{each}" for each in door.sockets]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(obey_signals)
             urls += await nursery.start(serve_and_finish)
@@ -132,15 +137,15 @@ def _set_up_tls(config: Config, certificate: str, key: str) -> None:
         raise LaunchError(f"cannot use {certificate} and {key} for TLS: {_reason(error)}") from error
 
 
-async def _listen(host: str, port: int, unix: str | None, at_exit: ExitStack) -> list[int]:
+async def _listen(host: str, port: int, unix: str | None, at_exit: ExitStack) -> Door:
     # Not left to Hypercorn, whose error would come out of three nurseries after the application has started.
     place = "the sockets that were handed over"
     try:
         if inherited := take_inherited():
-            return inherited
+            return Door(inherited)
         if unix is not None:
             place = f"http://unix:{unix}"
-            return [at_exit.enter_context(listening_at_path(Path(unix)))]
+            return at_exit.enter_context(listening_at_path(Path(unix)))
         place = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         return await listen_at_address(host, port)
     except OSError as error:
