@@ -49,6 +49,10 @@ _BACKENDS: Final = """\
 In a table `[backends.NAME]` for each backend; the first is the default one. Variables and flags are about the
 backend named `default`, which `--upstream` alone makes. A request goes to the backends that serve the model
 it names, and of these to the one with the shortest estimated wait.
+
+A backend has exactly one of `url`, `command` and `gguf`: a llama-server that runs somewhere, one that the
+gateway starts, watches and stops, or the embedded engine with a model file. For the backend `default`, one
+that is said by a flag replaces another that is said by a variable, and that one another in the file.
 """
 _KEYS: Final = """\
 In a table `[keys.NAME]` for each API key, in the file alone. See

@@ -150,7 +150,7 @@ flow = ""
             " without user, password, query and fragment"
         ),
         "gateway.toml:6: backends.a.slot is not a setting; did you mean slots?",
-        "gateway.toml:7: backends.b: url is missing",
+        "gateway.toml:7: backends.b: url or command or gguf must be given",
         "gateway.toml:8: backends.b.slots must be a whole number, at least 1, not 0",
         f"gateway.toml:9: backends.b.models must be {names}, not 'x'",
         (
@@ -182,7 +182,7 @@ flow = ""
             "gateway.toml:1: host can be reached by others, so keys must be configured (or say --insecure)",
         ),
         ('tls_cert = "c"\n[backends.a]\nurl = "http://h"\n', "tls_cert and tls_key must be given together"),
-        ("backends.gpu.slots = 3", "[backends.gpu]: url is missing"),
+        ("backends.gpu.slots = 3", "[backends.gpu]: url or command or gguf must be given"),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, mistake: str) -> None:
@@ -190,9 +190,73 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, mistake: str) -> 
     assert [each.replace("gateway.toml: backends.gpu", "[backends.gpu]") for each in found] == [mistake]
 
 
+def test_a_backend_may_be_a_command_or_a_model_instead_of_an_address(tmp_path: Path) -> None:
+    text = """\
+[backends.own]
+command = ["llama-server", "-m", "a model.gguf"]
+kv_cache = "isolated"
+[backends.tiny]
+gguf = "default"
+slots = 2
+context_per_slot = 512
+"""
+    own = BackendSettings(name="own", command=("llama-server", "-m", "a model.gguf"), kv_cache="isolated")
+    tiny = BackendSettings(name="tiny", gguf="default", slots=2, context_per_slot=512)
+    assert read(tmp_path, text).backends == (own, tiny)
+    line = "llama-server -m 'a model.gguf' -np 2"
+    [backend] = load(environ={"TRIO_ADMISSION_COMMAND": line}).backends
+    assert backend.command == ("llama-server", "-m", "a model.gguf", "-np", "2")
+    assert load(environ={}, flags={"gguf": "m.gguf"}).backends == (BackendSettings(gguf="m.gguf"),)
+
+
+def test_another_kind_of_backend_wins_too(tmp_path: Path) -> None:
+    by_variable = read(tmp_path, FILE, {"TRIO_ADMISSION_COMMAND": "llama-server"})
+    by_flag = read(tmp_path, FILE, {"TRIO_ADMISSION_COMMAND": "llama-server"}, {"gguf": "default"})
+    told = [(each.url, each.command, each.gguf) for each in (by_variable.backends[1], by_flag.backends[1])]
+    assert told == [(None, ("llama-server",), None), (None, None, "default")]
+
+
+def test_settings_of_a_backend_that_do_not_go_together_are_all_said(tmp_path: Path) -> None:
+    text = """\
+[backends.a]
+url = "http://h"
+gguf = "default"
+command = ["llama-server", "--port", "1"]
+[backends.b]
+url = "http://h"
+kv_cache = "isolated"
+kv_tokens = 1000
+context_per_slot = 512
+[backends.c]
+gguf = "default"
+kv_cache = "unified"
+api_key = "SECRET"
+"""
+    command = (
+        'a list of strings, such as ["llama-server", "-m", "model.gguf"] (a variable or a flag: one line,'
+        " quoted as for a shell), without --host, --port and --api-key, which are the gateway's to say"
+    )
+    assert mistakes(
+        tmp_path, text, {"TRIO_ADMISSION_COMMAND": "'"}, {"kv_tokens": "9", "kv_cache": "isolated"}
+    ) == [
+        f"gateway.toml:4: backends.a.command must be {command}",
+        f"TRIO_ADMISSION_COMMAND must be {command}",
+        "gateway.toml:4: backends.a.command must not be given together with url",
+        "gateway.toml:3: backends.a.gguf must not be given together with url",
+        "gateway.toml:8: backends.b.kv_tokens is of a unified KV cache, and this one is isolated",
+        "gateway.toml:9: backends.b.context_per_slot is for gguf",
+        "gateway.toml:12: backends.c.kv_cache must be isolated, or left out, with gguf",
+        (
+            "gateway.toml:13: backends.c.api_key is for url;"
+            " the gateway makes a key for a server that it starts"
+        ),
+        "--kv-tokens is of a unified KV cache, and this one is isolated",
+    ]
+
+
 def test_what_is_said_of_no_backend_needs_its_address(tmp_path: Path) -> None:
     assert mistakes(tmp_path, environ={"TRIO_ADMISSION_SLOTS": "3"}) == [
-        "[backends.default]: url is missing (--upstream URL or TRIO_ADMISSION_UPSTREAM)"
+        "[backends.default]: url or command or gguf must be given (--upstream, --command or --gguf)"
     ]
 
 

@@ -28,7 +28,7 @@ def test_the_reference_is_made_from_the_code() -> None:
 
 def test_the_example_loads() -> None:
     settings = load(EXAMPLE, environ={})
-    assert [each.name for each in settings.backends] == ["big", "small"]
+    assert [each.name for each in settings.backends] == ["big", "small", "own", "tiny"]
     assert [(each.name, each.flow, each.admin) for each in settings.keys] == [
         ("ada", "research", False),
         ("operator", "operator", True),
@@ -42,8 +42,18 @@ def test_the_example_loads_with_everything_that_is_commented_out(tmp_path: Path)
     load(file, environ={})
 
 
+# Those of a backend that do not go together are shown by other ones.
+ADDRESSED = tuple(option for option in BACKEND if option.name not in {"command", "gguf", "context_per_slot"})
+
+
+def test_the_example_shows_each_kind_of_backend() -> None:
+    backends = tomllib.loads(EXAMPLE.read_text())["backends"]
+    assert "command" in backends["own"]
+    assert {"gguf", "context_per_slot"} <= backends["tiny"].keys()
+
+
 @pytest.mark.parametrize(
-    ("path", "options"), [((), (*GATEWAY, *POOL)), (("backends", "big"), BACKEND), (("keys", "ada"), KEY)]
+    ("path", "options"), [((), (*GATEWAY, *POOL)), (("backends", "big"), ADDRESSED), (("keys", "ada"), KEY)]
 )
 def test_the_example_shows_every_setting_and_each_default(
     path: tuple[str, ...], options: Iterable[Option]

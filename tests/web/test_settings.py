@@ -53,12 +53,57 @@ def test_a_backends_key_is_never_shown() -> None:
         ("slots", True),
         ("models", "a"),
         ("idle_limit", math.inf),
+        ("away_limit", 0),
+        ("kv_cache", "shared"),
+        ("default_output_tokens", 0),
+        ("slot_files_limit", 0),
+        ("slot_save_path", ""),
+        ("gguf", "default"),
+        ("context_per_slot", 512),
     ],
 )
 def test_a_backends_value_out_of_range_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(SettingsError) as caught:
         BackendSettings(**{"url": UPSTREAM, field: value})  # type: ignore[arg-type]
     assert caught.value.name == field
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (),
+        "llama-server",
+        ("",),
+        ("llama-server", 8),
+        ("llama-server", "--port", "1"),
+        ("x", "--api-key", "k"),
+    ],
+)
+def test_a_command_is_what_the_gateway_can_start_and_ask(command: object) -> None:
+    with pytest.raises(SettingsError) as caught:
+        BackendSettings(command=command)  # type: ignore[arg-type]
+    assert caught.value.name == "command"
+
+
+def test_a_backend_has_an_address_or_a_command_or_a_model() -> None:
+    with pytest.raises(SettingsError, match=r"^url or command or gguf must be given$"):
+        BackendSettings()
+    assert BackendSettings(command=("llama-server", "")).command == ("llama-server", "")
+
+
+@pytest.mark.parametrize(
+    ("said", "isolated"),
+    [
+        ({"url": UPSTREAM}, None),
+        ({"url": UPSTREAM, "kv_cache": "isolated"}, True),
+        ({"url": UPSTREAM, "kv_cache": "unified"}, False),
+        ({"url": UPSTREAM, "kv_tokens": 1000}, False),
+        ({"command": ("llama-server",)}, None),
+        ({"gguf": "default"}, True),
+    ],
+)
+def test_whether_slots_are_isolated_is_what_was_said(said: dict[str, Any], isolated: bool | None) -> None:
+    assert BackendSettings(**said).has_isolated_slots is isolated
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ All that is wrong is found before anything is said, so that it can be put right 
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,10 +15,20 @@ from trio_admission import AdmissionConfig
 
 from .keys import ApiKey
 from .options import BACKEND, GATEWAY, KEY, POOL, PREFIX, is_loopback
-from .settings import DEFAULT, EXPOSED, HALF_TLS, BackendSettings, Settings
+from .places import Places
+from .settings import (
+    DEFAULT,
+    EXPOSED,
+    HALF_TLS,
+    KINDS,
+    NO_KIND,
+    BackendSettings,
+    Settings,
+    contradictions,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from .options import Option
 
@@ -29,8 +38,6 @@ CONFIG: Final = PREFIX + "CONFIG"
 # Given to the engine's own process by the demo.
 _NOT_OURS: Final = PREFIX + "ENGINE_"
 _ADMISSION: Final = "ADMISSION_"
-_HEADER: Final = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?")
-_ENTRY: Final = re.compile(r"""\s*["']?([^"'=\s]+)["']?\s*=""")
 
 
 class ConfigurationError(ValueError):
@@ -91,10 +98,11 @@ class _Reading:
         except ValueError as error:  # of TOML, or of UTF-8
             self._mistakes.append(f"{file} is not TOML: {error}")
         else:
-            self._read_document(document, _Places(file, text))
+            self._read_document(document, Places(file, text))
 
     def read_environment(self, env: Mapping[str, str]) -> None:
         known = {CONFIG}
+        self._change_kind(lambda option: env.get(option.in_environment, "").strip())
         for options, values in self._said_outside():
             for option in options:
                 known.add(option.in_environment)
@@ -107,6 +115,7 @@ class _Reading:
                 self._mistakes.append(f"{name} is no variable of the gateway{_suggest(name, known)}")
 
     def read_flags(self, flags: Mapping[str, str]) -> None:
+        self._change_kind(lambda option: option.argument in flags)
         for options, values in self._said_outside():
             for option in options:
                 if option.argument in flags:
@@ -121,9 +130,10 @@ class _Reading:
                 f" (--upstream URL, {PREFIX}UPSTREAM, or url in a table [backends.NAME] of the file)"
             )
         for name, said in backends.items():
-            self._require("backends", name, "url", said)
+            self._check_backend(name, said)
         for name, said in self._keys.items():
-            self._require("keys", name, "hash", said)
+            if "hash" not in said:
+                self._mistakes.append(f"{self._places['keys', name]}: hash is missing")
         self._refuse_the_same_key_twice()
         host = self._gateway.get("host", "127.0.0.1")
         if not (self._keys or self._gateway.get("insecure") or is_loopback(host)):
@@ -146,7 +156,7 @@ class _Reading:
         default = self._backends.setdefault(DEFAULT, {})
         return [(GATEWAY, self._gateway), (POOL, self._pool), (BACKEND, default)]
 
-    def _read_document(self, document: Mapping[str, Any], places: _Places) -> None:
+    def _read_document(self, document: Mapping[str, Any], places: Places) -> None:
         for group, options, tables in (("backends", BACKEND, self._backends), ("keys", KEY, self._keys)):
             named = document.get(group, {})
             if not _is_tables(named):
@@ -175,7 +185,7 @@ class _Reading:
         self,
         table: Mapping[str, Any],
         options: Iterable[Option],
-        places: _Places,
+        places: Places,
         values: dict[str, Any],
         path: tuple[str, ...] = (),
         also: Iterable[str] = (),
@@ -202,9 +212,8 @@ class _Reading:
         try:
             value = option.kind.read(text)
         except (ValueError, KeyError):
-            self._mistakes.append(f"{place} {option.kind.complaint(text)}")
-        else:
-            self._take(option, value, place, values)
+            value = text  # of the wrong type, and so complained of
+        self._take(option, value, place, values)
 
     def _take(
         self, option: Option, value: object, place: str, values: dict[str, Any], path: tuple[str, ...] = ()
@@ -218,11 +227,21 @@ class _Reading:
             value = tuple(value)
         values[option.name] = value
 
-    def _require(self, group: str, name: str, needed: str, said: Mapping[str, Any]) -> None:
-        if needed not in said:
-            place = self._places.get((group, name), f"[{group}.{name}]")
-            hint = f" (--upstream URL or {PREFIX}UPSTREAM)" if (group, name) == ("backends", DEFAULT) else ""
-            self._mistakes.append(f"{place}: {needed} is missing{hint}")
+    def _change_kind(self, is_said: Callable[[Option], object]) -> None:
+        """Forget which kind the default backend is, if what is read next says another: that wins."""
+        if any(option.name in KINDS and is_said(option) for option in BACKEND):
+            for kind in KINDS:
+                self._backends.get(DEFAULT, {}).pop(kind, None)
+
+    def _check_backend(self, name: str, said: Mapping[str, Any]) -> None:
+        if not set(KINDS).intersection(said):
+            place = self._places.get(("backends", name), f"[backends.{name}]")
+            hint = " (--upstream, --command or --gguf)" if name == DEFAULT else ""
+            self._mistakes.append(f"{place}: url {NO_KIND}{hint}")
+        for setting, reason in contradictions(said, said.get("kv_cache")):
+            in_file = self._places.get(("backends", name, setting))
+            outside = self._places.get((setting,)) if name == DEFAULT else None
+            self._mistakes.append(f"{outside or in_file} {reason}")
 
     def _refuse_the_same_key_twice(self) -> None:
         seen: dict[str, str] = {}
@@ -233,26 +252,6 @@ class _Reading:
                 self._mistakes.append(f"{place} must not be that of another key, {seen[digest]!r}")
             elif digest is not None:
                 seen[digest] = name
-
-
-class _Places:
-    """Where things stand in a file. Python's TOML reader does not say; this finds the usual forms."""
-
-    def __init__(self, file: Path, text: str) -> None:
-        self._file = file
-        self._lines: dict[tuple[str, ...], int] = {}
-        table: tuple[str, ...] = ()
-        for number, line in enumerate(text.splitlines(), 1):
-            if header := _HEADER.fullmatch(line):
-                table = tuple(part.strip().strip("\"'") for part in header[1].split("."))
-                self._lines.setdefault(table, number)
-            elif entry := _ENTRY.match(line):
-                self._lines.setdefault((*table, *entry[1].split(".")), number)
-
-    def of(self, *path: str) -> str:
-        """Return the place of a key: file, line and path, or file and path."""
-        line = self._lines.get(path)
-        return f"{self._file}{'' if line is None else f':{line}'}: {'.'.join(path)}"
 
 
 def _api_key(name: str, *, models: Iterable[str] | None = None, **said: Any) -> ApiKey:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 PREFIX: Final = "TRIO_ADMISSION_"
 
 _PLAIN: Final = re.compile(r"[!-~]+")
+_OURS: Final = frozenset({"--host", "--port", "--api-key", "--api-key-file"})  # flags of llama-server
 _HASH: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
@@ -146,6 +148,16 @@ def _are_names(value: object) -> bool:
     return isinstance(value, list | tuple) and all(_is_text(each) for each in value)
 
 
+def _is_command(value: object) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(each, str) and "\0" not in each for each in value)
+        and bool(value[0])
+        and not _OURS.intersection(value)
+    )
+
+
 _AMOUNT = Kind("a number of seconds above 0", lambda v: _is_number(v) and v > 0, float)
 _AMOUNT_OR_ZERO = Kind("a number of seconds, at least 0", lambda v: _is_number(v) and v >= 0, float)
 _FLAG = Kind(
@@ -162,6 +174,14 @@ _ADDRESS = Kind(
     _is_address,
     shown=False,  # it may have a password in it
 )
+_COMMAND = Kind(
+    'a list of strings, such as ["llama-server", "-m", "model.gguf"] (a variable or a flag: one line, quoted'
+    " as for a shell), without --host, --port and --api-key, which are the gateway's to say",
+    _is_command,
+    lambda text: tuple(shlex.split(text)),
+    shown=False,  # it may have a token in it
+)
+_CACHE = Kind("isolated or unified", lambda v: isinstance(v, str) and v in {"isolated", "unified"})
 _SECRET = Kind("printable ASCII without spaces around it", _is_secret, shown=False)
 _KEY_HASH = Kind(
     "'sha256:' and 64 hexadecimal digits, as `trio-admission new-key` prints it",
@@ -327,8 +347,21 @@ BACKEND: Final = (
         name="url",
         said="upstream",
         kind=_ADDRESS,
-        otherwise="must be given",
+        otherwise="none; this, command or gguf must be given",
         about="Address of the llama-server",
+    ),
+    Option(
+        name="command",
+        kind=_COMMAND,
+        otherwise="none",
+        about="llama-server with its arguments, for the gateway to start, to start again when it has crashed,"
+        " and to stop",
+    ),
+    Option(
+        name="gguf",
+        kind=_TEXT,
+        otherwise="none",
+        about="File of a model to be run by the embedded engine; default = the demo's model",
     ),
     Option(
         name="api_key",
@@ -340,15 +373,49 @@ BACKEND: Final = (
     Option(
         name="slots",
         kind=_whole(1),
-        otherwise="all that it has",
-        about="Use at most so many of its slots",
+        otherwise="all that it has; 4 with gguf",
+        about="Use at most so many of its slots; with gguf: the slots that it has",
+    ),
+    Option(
+        name="context_per_slot",
+        kind=_whole(1),
+        otherwise="2048",
+        unit="tokens",
+        about="With gguf: what a prompt and its answer may have together",
+    ),
+    Option(
+        name="kv_cache",
+        kind=_CACHE,
+        otherwise="not known; isolated with gguf, unified with kv_tokens",
+        about="Whether each of its slots has a KV cache of its own, or all share one; a llama-server without"
+        " --parallel has a unified one",
     ),
     Option(
         name="kv_tokens",
         kind=_whole(1),
         otherwise="not counted",
         unit="tokens",
-        about="KV cache that all its requests together may take",
+        about="Unified KV cache that all its requests together may take",
+    ),
+    Option(
+        name="default_output_tokens",
+        kind=_whole(1),
+        otherwise="what a fair share of the context leaves beside the prompt, at least 512",
+        unit="tokens",
+        about="Limit of the answer for a client that states none; counted, and sent to the server",
+    ),
+    Option(
+        name="slot_save_path",
+        kind=_TEXT,
+        otherwise="none; with gguf a directory of the gateway's own",
+        about="Directory on this machine that the llama-server was given as --slot-save-path",
+    ),
+    Option(
+        name="slot_files_limit",
+        kind=_whole(1),
+        default=4 * 2**30,
+        unit="bytes",
+        about="Disk that saved slots may take",
     ),
     Option(
         name="models",
@@ -384,6 +451,13 @@ BACKEND: Final = (
         default=120.0,
         unit="seconds",
         about="How long it may be silent after that",
+    ),
+    Option(
+        name="away_limit",
+        kind=_AMOUNT,
+        default=60.0,
+        unit="seconds",
+        about="How long requests wait for it while it is away; then they are refused",
     ),
 )
 """Of one backend: a table ``[backends.NAME]``; variables and flags are about the one named ``default``."""

@@ -10,7 +10,7 @@ from trio_admission import AdmissionConfig
 from .options import BACKEND, GATEWAY, is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
     from .keys import ApiKey
     from .options import Option
@@ -19,6 +19,9 @@ DEFAULT = "default"
 """The name of the backend that variables and flags are about."""
 EXPOSED = "can be reached by others, so keys must be configured (or say --insecure)"
 HALF_TLS = "and tls_key must be given together"
+KINDS = ("url", "command", "gguf")
+"""The settings of which a backend has exactly one: where it is, or what it is made from."""
+NO_KIND = "or command or gguf must be given"
 
 
 class SettingsError(ValueError):
@@ -42,18 +45,40 @@ class BackendSettings:
     """
 
     name: str = DEFAULT
-    url: str
+    url: str | None = None
+    command: tuple[str, ...] | None = field(default=None, repr=False)
+    gguf: str | None = None
     api_key: str | None = field(default=None, repr=False)
     slots: int | None = None
+    context_per_slot: int | None = None
+    kv_cache: str | None = None
     kv_tokens: int | None = None
+    default_output_tokens: int | None = None
+    slot_save_path: str | None = None
+    slot_files_limit: int = 4 * 2**30
     models: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     connect_limit: float = 5.0
     first_byte_limit: float = 600.0
     idle_limit: float = 120.0
+    away_limit: float = 60.0
 
     def __post_init__(self) -> None:
         _check(self, BACKEND)
+        said = [option.name for option in BACKEND if getattr(self, option.name) is not None]
+        if not set(KINDS).intersection(said):
+            raise SettingsError("url", NO_KIND)
+        for name, reason in contradictions(said, self.kv_cache):
+            raise SettingsError(name, reason)
+
+    @property
+    def has_isolated_slots(self) -> bool | None:
+        """Whether each slot has a KV cache of its own; None = nobody has said."""
+        if self.gguf is not None:
+            return True
+        if self.kv_tokens is not None:
+            return False
+        return None if self.kv_cache is None else self.kv_cache == "isolated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +129,28 @@ class Settings:
     def tls(self) -> tuple[str, str] | None:
         """The files of certificate chain and key; None = no TLS."""
         return (self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
+
+
+def contradictions(said: Collection[str], kv_cache: str | None) -> Iterator[tuple[str, str]]:
+    """Find which settings of a backend do not go together, and say why: a name and the rest of a sentence.
+
+    Args:
+        said: The names of those that are given.
+        kv_cache: The value of that one.
+    """
+    first, *others = [kind for kind in KINDS if kind in said] or [""]
+    for other in others:
+        yield other, f"must not be given together with {first}"
+    if others:
+        return
+    if "gguf" in said and kv_cache == "unified":
+        yield "kv_cache", "must be isolated, or left out, with gguf"
+    if "kv_tokens" in said and ("gguf" in said or kv_cache == "isolated"):
+        yield "kv_tokens", "is of a unified KV cache, and this one is isolated"
+    if "api_key" in said and "url" not in said:
+        yield "api_key", "is for url; the gateway makes a key for a server that it starts"
+    if "context_per_slot" in said and "gguf" not in said:
+        yield "context_per_slot", "is for gguf"
 
 
 def _check(record: Any, options: Iterable[Option]) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, final
 import trio
 
 from trio_admission_web.extras import missing_extra
+
 from ._errors import EngineError
 
 if TYPE_CHECKING:
