@@ -24,7 +24,7 @@ from .relay import Relay
 from .rendering import json_response, render_http_exception, render_problem, typed
 from .resumes import HEADER
 from .serving.connection import request_scope
-from .toolbox import Toolbox, add_approvals
+from .toolbox import Toolbox, add_toolbox
 from .upstream import passed_on
 from .wire.body import read_object, read_text
 from .wire.chat import Chat
@@ -37,7 +37,7 @@ from .wire.unstreamed import Embeddings, NativeEmbeddings, Rerank
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quart import Quart
+    from quart_trio import QuartTrio
 
     from .admission import Gateway
     from .backend import Backend
@@ -82,7 +82,7 @@ _PARENT: Final = "admission-parent"
 _STREAM_HEADERS: Final = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
 
 
-def add_routes(app: Quart, gateway: Gateway) -> None:
+def add_routes(app: QuartTrio, gateway: Gateway) -> None:
     """Give the application every address that there is, and its way of telling errors."""
     toolbox = Toolbox(gateway.settings.tools, gateway.settings.approval_ttl)
     for path, exchange in ADMITTED.items():
@@ -93,7 +93,7 @@ def add_routes(app: Quart, gateway: Gateway) -> None:
         app.add_url_rule(path, path, partial(_models, gateway))
         app.add_url_rule(f"{path}/<path:name>", f"{path}/name", partial(_model, gateway, path))
     add_operations(app, gateway)
-    add_approvals(app, toolbox.approvals)
+    add_toolbox(app, toolbox)
     app.before_request(_name_request)
     add_cors(app, gateway)
     app.before_request(partial(identify, gateway))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from collections import ChainMap
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
+import trio
 from quart import Response, g, request
 
 from .access import is_admin
@@ -12,7 +15,7 @@ from .approvals import Approvals
 from .calls import Caller
 from .problems import ProblemError, invalid_request
 from .rendering import json_response
-from .tools import load_tools
+from .tools import load_servers, load_tools
 from .turns import Turns
 from .wire.body import read_object
 from .wire.chat import Chat
@@ -22,13 +25,17 @@ from .wire.messages import Messages
 from .wire.offer import Function, read_offer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from quart import Quart
+    from quart_trio import QuartTrio
 
     from .tools import Tool
     from .wire.exchange import Conversation, Exchange
 
+log: Final = logging.getLogger(__name__)
+
+# Seconds for which the gateway's start waits for MCP servers.
+_PATIENCE: Final = 10.0
 _ROUNDS: Final[dict[Callable[[bytes], Exchange], Callable[[bytes, Sequence[Function]], Conversation]]] = {
     Chat: ChatRounds,
     Messages: MessageRounds,
@@ -40,13 +47,36 @@ class Toolbox:
     """The gateway's tools.
 
     Args:
-        places: Where tools are besides the built-in ones; see `load_tools`, whose errors this raises.
+        places: Where tools are besides the built-in ones; see `load_tools` and `load_servers`, whose
+            errors this raises.
         approval_ttl: Seconds for which a person may be waited for.
     """
 
-    def __init__(self, places: Iterable[str], approval_ttl: float) -> None:
-        self.tools = load_tools(places)
+    def __init__(self, places: Sequence[str], approval_ttl: float) -> None:
+        self._servers = load_servers(places)
+        self.tools = ChainMap(load_tools(places), *(each.tools for each in self._servers))
         self.approvals = Approvals(ttl=approval_ttl)
+        self._running = trio.CancelScope()
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Keep the MCP servers connected until `stop`. Counts as started when each was tried once."""
+        with self._running:
+            async with trio.open_nursery() as nursery:
+                for server in self._servers:
+                    nursery.start_soon(server.run)
+                with trio.move_on_after(_PATIENCE):
+                    for server in self._servers:
+                        await server.tried.wait()
+                for server in self._servers:
+                    hidden = [name for name, each in server.tools.items() if self.tools[name] is not each]
+                    if hidden:
+                        names = ", ".join(hidden)
+                        log.warning("MCP server %s: hidden by other tools: %s", server.target, names)
+                task_status.started()
+
+    def stop(self) -> None:
+        """Let the MCP servers go."""
+        self._running.cancel()
 
     def read(
         self, read: Callable[[bytes], Exchange], raw: bytes, *, request_id: str, flow: str
@@ -78,8 +108,18 @@ class Toolbox:
         return conversation, Turns(conversation, caller)
 
 
-def add_approvals(app: Quart, approvals: Approvals) -> None:
-    """Give the application the addresses at which people see what is asked, and answer."""
+def add_toolbox(app: QuartTrio, toolbox: Toolbox) -> None:
+    """Let the tools live as long as the application, whose users see what is asked, and answer."""
+
+    @app.before_serving
+    async def start() -> None:
+        await app.nursery.start(toolbox.run)
+
+    @app.after_serving
+    async def stop() -> None:
+        toolbox.stop()
+
+    approvals = toolbox.approvals
     app.add_url_rule("/admission/approvals", "approvals", partial(_list, approvals))
     app.add_url_rule("/admission/approvals/<name>", "decide", partial(_decide, approvals), methods=["POST"])
 

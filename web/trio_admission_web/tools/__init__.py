@@ -1,6 +1,6 @@
 """Server-side tools: Python functions that the gateway runs when a model calls them."""
 
-from .loading import ToolLoadError as ToolLoadError, load_tools as load_tools
+from .loading import ToolLoadError as ToolLoadError, load_servers as load_servers, load_tools as load_tools
 from .tool import (
     Approval as Approval,
     Tool as Tool,

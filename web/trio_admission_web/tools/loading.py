@@ -1,4 +1,4 @@
-"""Where tools come from: built in, installed packages, configuration."""
+"""Where tools come from: built in, installed packages, configuration, MCP servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from .tool import Tool
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from .mcp import McpServer
+
 GROUP: Final = "trio_admission.tools"
+_SERVER: Final = "mcp "
 
 
 class ToolLoadError(Exception):
@@ -26,15 +29,24 @@ def load_tools(places: Iterable[str] = ()) -> dict[str, Tool]:
     ``trio_admission.tools``.
 
     Args:
-        places: Each ``module:attribute``, imported now.
+        places: Each ``module:attribute``, imported now; those of MCP servers are passed over.
 
     Raises:
         ToolLoadError: Something cannot be imported, or is no `Tool`.
     """
     tools = [current_time, calculate]
     tools.extend(_load(point.value) for point in entry_points(group=GROUP))
-    tools += [_load(place) for place in places]
+    tools += [_load(place) for place in places if not place.startswith(_SERVER)]
     return {each.name: each for each in tools}
+
+
+def load_servers(places: Iterable[str]) -> list[McpServer]:
+    """Return the MCP servers among ``places``: ``mcp``, a space, and an address or a command.
+
+    Raises:
+        ToolLoadError: The extra ``mcp`` is missing, or a command cannot be understood.
+    """
+    return [_server(place) for place in places if place.startswith(_SERVER)]
 
 
 def _load(place: str) -> Tool:
@@ -46,3 +58,14 @@ def _load(place: str) -> Tool:
     if not isinstance(found, Tool):
         raise ToolLoadError(f"{place!r} is not a tool: decorate the function with @tool")
     return found
+
+
+def _server(place: str) -> McpServer:
+    try:
+        from .mcp import McpServer  # noqa: PLC0415 - an extra, and half the gateway's memory
+    except ImportError as error:
+        raise ToolLoadError(f"{place!r} needs an extra: pip install 'trio-admission[mcp]'") from error
+    try:
+        return McpServer(place.removeprefix(_SERVER))
+    except ValueError as error:
+        raise ToolLoadError(f"{place!r} cannot be run: {error}") from error

@@ -7,10 +7,12 @@ import math
 import re
 import types
 import typing
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, Union
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+Schema: TypeAlias = "Mapping[str, Any] | bool"
 
 _NAMES: Final[dict[object, str]] = {
     str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null",
@@ -52,15 +54,19 @@ def describe(function: Callable[..., object]) -> tuple[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-def complaints(value: object, schema: Mapping[str, Any], where: str) -> Iterator[str]:
+def complaints(value: object, schema: Schema, where: str) -> Iterator[str]:
     """Yield what is wrong with a JSON value, one sentence each; of a union's, that nothing fits.
 
     Args:
         value: As `json` reads it.
-        schema: Made by `describe`.
+        schema: Any well-formed JSON Schema; of one that `describe` did not make, what `describe` does not
+            make either is not looked at.
         where: What the sentences call the value.
     """
-    if not _is(value, schema):
+    if isinstance(schema, bool):
+        if not schema:
+            yield f"{where} must not be there"
+    elif not _is(value, schema):
         yield f"{where} must be {_called(schema)}"
     elif isinstance(value, str):
         yield from _outside(len(value), schema, "minLength", "maxLength", where, " characters long")
@@ -75,11 +81,12 @@ def complaints(value: object, schema: Mapping[str, Any], where: str) -> Iterator
 
 def _inside_object(value: dict[str, Any], schema: Mapping[str, Any], where: str) -> Iterator[str]:
     known = schema.get("properties", {})
+    others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
     for name in schema.get("required", ()):
         if name not in value:
             yield f"{where}.{name} is missing"
     for name, item in value.items():
-        inner = known.get(name, schema.get("additionalProperties", {}))
+        inner = known.get(name, others)
         if inner is False:
             yield f"{where}.{name} is not an argument"
         else:
@@ -100,19 +107,28 @@ def _is(value: object, schema: Mapping[str, Any]) -> bool:
         return not all(any(complaints(value, each, "")) for each in schema["anyOf"])
     if "enum" in schema:
         return any(type(value) is type(each) and value == each for each in schema["enum"])
-    kind = schema.get("type")
     if isinstance(value, float) and not math.isfinite(value):
         return False
-    return kind is None or type(value) in _TYPES[kind]
+    return "type" not in schema or any(type(value) in _TYPES[kind] for kind in _kinds(schema))
 
 
-def _called(schema: Mapping[str, Any]) -> str:
+def _called(schema: Schema) -> str:
+    if isinstance(schema, bool) or not schema.keys() & {"anyOf", "enum", "type"}:
+        return "a JSON value"
     if "anyOf" in schema:
         return " or ".join(_called(each) for each in schema["anyOf"])
     if "enum" in schema:
         return " or ".join(repr(each) for each in schema["enum"])
-    kind = schema["type"]
+    return " or ".join(map(_with_article, _kinds(schema)))
+
+
+def _with_article(kind: str) -> str:
     return "null" if kind == "null" else f"{'an' if kind[0] in 'aio' else 'a'} {kind}"
+
+
+def _kinds(schema: Mapping[str, Any]) -> list[str]:
+    kinds: str | list[str] = schema["type"]
+    return [kinds] if isinstance(kinds, str) else kinds
 
 
 def _schema(hint: Any, where: str) -> dict[str, Any]:
