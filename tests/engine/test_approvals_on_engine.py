@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
+import subprocess
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
+from tests.support.command import running
 from tests.support.engine import CHAT
+from tests.support.page import Page
 from tests.support.raw_client import RawClient, data_of
 from tests.support.serving import serving, until
 from tests.support.tools import PLACES
@@ -115,19 +120,54 @@ async def test_nobody_starves_when_all_wait_for_people(start_engine: StartEngine
             deferred.append((await engine.metrics())["llamacpp:requests_deferred"])
             await trio.sleep(0.1)
 
-    async with gateway_to(engine) as (_, url), trio.open_nursery() as watching:
+    async with gateway_to(engine) as (app, url), trio.open_nursery() as watching:
         watching.start_soon(watch)
-
-        async def think() -> None:
-            await trio.sleep(0.5)
+        all_wait = trio.Event()
 
         async def ask(number: int) -> None:
-            answers.append(await converse(url, f"Flip coin {number}.", think))
+            answers.append(await converse(url, f"Flip coin {number}.", all_wait.wait))
 
         async with trio.open_nursery() as nursery:
             for number in range(10):
                 nursery.start_soon(ask, number)
+            await until(lambda: app.gateway.backend.pool.statistics().parked == 10, seconds=120)
+            all_wait.set()
         watching.cancel_scope.cancel()
     assert len(answers) == 10
     assert all("resumed" in news_of(answer) for answer in answers)
     assert set(deferred) == {0}
+
+
+@pytest.mark.timeout(300)
+async def test_two_terminals_suffice_to_see_it() -> None:
+    """What docs/how-to/approvals.md tells, with its own commands; of them only the port is changed."""
+    page = Page("how-to/approvals.md")
+    _, *start = shlex.split(page.blocks("console")[0])
+    async with running("trio_admission_web", *start[:-1], "0") as demo:
+        first, second = (each.replace("http://127.0.0.1:8000", demo.url) for each in page.blocks("bash"))
+        shown = bytearray()
+        async with trio.open_nursery() as nursery:
+            terminal = partial(trio.run_process, ["bash", "-ec", first], stdout=subprocess.PIPE)
+            process = await nursery.start(terminal)
+            async for data in process.stdout:
+                shown += data
+                if b"approval_required" in shown:
+                    break
+            other = await trio.run_process(["bash", "-ec", second], capture_stdout=True)
+            async for data in process.stdout:
+                shown += data
+        demo.process.terminate()
+    assert start == ["demo", "--slots", "1", "--port", "8000"]
+    served, _, decided = other.stdout.partition(b"data: [DONE]")  # its own answer, before it decides
+    assert len(data_of(served)) > 2
+    assert decided.endswith(b'"decision": "allow"}')
+    *chunks, end = data_of(bytes(shown))
+    assert end == "[DONE]"
+    news = [chunk["admission"] for chunk in chunks if "admission" in chunk]
+    news = [each for each in news if each["type"] != "returning"]  # if the other's slot was not yet back
+    assert [each["type"] for each in news] == [
+        "approval_required", "approval_decided", "tool_started", "tool_result", "resumed"
+    ]  # fmt: skip
+    assert (news[3]["tool"], news[3]["ok"]) == ("calculate", True)
+    after = chunks[[chunk.get("admission") for chunk in chunks].index(news[-1]) :]
+    assert any(part["delta"].get("content") for chunk in after for part in chunk["choices"])

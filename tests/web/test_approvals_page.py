@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anthropic
 import trio
 
 from tests.support.gateway import CHAT, chat
+from tests.support.page import Page
 from tests.support.serving import until
 from tests.support.stage import Stage, stage
 from tests.support.tools import PLACES
@@ -19,22 +19,11 @@ from trio_admission.testing.fake_llama_server import FakeLlamaServer, Script, To
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "approvals.md").read_text(encoding="utf-8")
+PAGE = Page("how-to/approvals.md")
 CALCULATES = Script(
     tokens=0, tool_calls=[ToolCall("calculate", ['{"expression":', '"6 * 7"}'])], interval=0.01
 )
 ANSWERS = Script(tokens=["It", " is", " 42"], interval=0.01)
-
-
-def blocks(language: str) -> list[str]:
-    return [each.partition("```")[0] for each in PAGE.split(f"```{language}\n")[1:]]
-
-
-def page() -> dict[str, Any]:
-    """The names that the page's Python defines."""
-    names: dict[str, Any] = {"__name__": "page"}
-    exec(compile("from __future__ import annotations\n" + "\n".join(blocks("python")), "page", "exec"), names)
-    return names
 
 
 def server(*scripts: Script) -> FakeLlamaServer:
@@ -58,7 +47,7 @@ def parked(both: Stage) -> int:
 
 
 async def test_two_terminals() -> None:
-    first, second = blocks("bash")
+    first, second = PAGE.blocks("bash")
     async with stage(server(CALCULATES)) as both, trio.open_nursery() as nursery:
         shown: list[str] = []
 
@@ -81,7 +70,7 @@ async def test_two_terminals() -> None:
 async def test_the_openai_sdk_reads_the_question_and_the_answer() -> None:
     llama = server(CALCULATES, ANSWERS)
     async with stage(llama) as both:
-        assert await in_thread(page()["ask"], both.server.url, "What is 6 * 7?") == "It is 42"
+        assert await in_thread(PAGE.names()["ask"], both.server.url, "What is 6 * 7?") == "It is 42"
     assert json.loads(llama.generations[1].body)["messages"][-1]["content"] == "42"
 
 
@@ -123,7 +112,7 @@ async def test_an_agent_with_tools_of_its_own_returns_ahead_of_newcomers() -> No
             return f"{name} of {arguments['expression']}"
 
         tool = {"type": "function", "function": {"name": "calculate", "parameters": {"type": "object"}}}
-        answer = await in_thread(page()["run_agent"], both.server.url, [tool], run, "What is 6 * 7?")
+        answer = await in_thread(PAGE.names()["run_agent"], both.server.url, [tool], run, "What is 6 * 7?")
         await newcomer.read_head()
     order = [json.loads(each.body).get("seed") for each in llama.generations]
     assert order == [None, 1, None, 2]
