@@ -30,6 +30,7 @@ def start_engine(nursery: trio.Nursery) -> StartEngine:
     """Start an engine of the test's own, with options of `EngineConfig`; it ends with the test."""
 
     async def start(**options: object) -> RunningEngine:
-        return RunningEngine(await nursery.start(run_engine, small(**options)))
+        config = small(**options)
+        return RunningEngine(await nursery.start(run_engine, config), config.slots)
 
     return start

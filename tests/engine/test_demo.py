@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import trio
 
+from tests.support.processes import children, is_gone
 from tests.support.serving import until
-
-
-def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
-    told = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for each in told for child in each.read_text().split()]
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])

@@ -273,7 +273,7 @@ async def test_the_demo_that_fails_says_why(tmp_path: Any) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, b"")
-    assert f"trio-admission: the embedded engine did not start with {broken}" in done.stderr.decode()
+    assert f"trio-admission: the embedded engine with {broken} did not start" in done.stderr.decode()
 
 
 async def test_what_the_demo_prints_is_what_the_engine_has_decoded(

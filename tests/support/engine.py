@@ -35,6 +35,7 @@ class RunningEngine:
     """An engine and what a test asks of it."""
 
     engine: Engine
+    slots: int
 
     @property
     def url(self) -> str:
@@ -43,10 +44,6 @@ class RunningEngine:
     @property
     def api_key(self) -> str:
         return self.engine.api_key
-
-    @property
-    def slots(self) -> int:
-        return self.engine.slots
 
     def client(self) -> httpx2.AsyncClient:
         """A client that talks to the engine directly, past any gateway."""
@@ -111,7 +108,7 @@ def engine_in_a_thread(config: EngineConfig) -> Iterator[RunningEngine]:
             raise AssertionError("an engine runs until it is stopped")
         engine, stop = running
         try:
-            yield RunningEngine(engine)
+            yield RunningEngine(engine, config.slots)
         finally:
             if not finished.done():
                 stop()

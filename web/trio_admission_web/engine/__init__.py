@@ -1,12 +1,15 @@
-"""The embedded engine: llama.cpp's own server in a child process, and where its model comes from.
+"""llama.cpp's server in a child process: embedded, or by the command line of a llama-server.
 
     engine = await nursery.start(run_engine, EngineConfig(find_model()))
+    engine = await nursery.start(run_command, ["llama-server", "-m", "model.gguf"])
 
-starts it; cancelling the nursery stops it.
+start one; cancelling the nursery stops it.
 """
 
 from __future__ import annotations
 
 from ._errors import EngineError as EngineError
-from .embedded import Engine as Engine, EngineConfig as EngineConfig, run_engine as run_engine
+from ._process import Engine as Engine
+from .command import run_command as run_command
+from .embedded import EngineConfig as EngineConfig, run_engine as run_engine
 from .model import Model as Model, fetch_model as fetch_model, find_model as find_model

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import subprocess
 import sys
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, final
@@ -18,6 +16,7 @@ import trio
 from trio_admission_web.extras import missing_extra
 
 from ._errors import EngineError
+from ._process import Engine, run_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from .model import Model
 
 _CHILD = Path(__file__).with_name("_child.py")
-_STOP_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
-_LOG_KEPT = 4096  # bytes of the engine's log that are kept for an error's text
 
 
 @final
@@ -58,24 +55,6 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least 1, not {value}")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """A running engine, ready to answer."""
-
-    url: str
-    """Its address, without a path."""
-    api_key: str = field(repr=False)
-    """Every request but `/health` must carry it as a bearer token, so that nobody goes past the line."""
-    pid: int
-    config: EngineConfig
-
-    @property
-    def slots(self) -> int:
-        """How many sequences it decodes at once."""
-        return self.config.slots
-
-
 def _ignore(_line: str) -> None: ...
 
 
@@ -88,8 +67,8 @@ async def run_engine(
     """Run an engine until cancelled.
 
     `await nursery.start(run_engine, config)` returns the `Engine` when it can answer. `progress` gets a line
-    for each step. However this ends, the child process is gone afterwards: SIGTERM, and SIGKILL two seconds
-    later. Requests that are open then are cut.
+    for each step. However this ends, the child process is gone afterwards; requests that are open then are
+    cut.
 
     Raises:
         EngineError: it did not start, or it died; with the last lines of its log.
@@ -99,39 +78,28 @@ async def run_engine(
     if config.slot_save_path is not None:
         config.slot_save_path.mkdir(parents=True, exist_ok=True)
     api_key = secrets.token_urlsafe(32)
-    log = bytearray()
-    url = None
     progress(f"loading {config.model.name}")
     begun = trio.current_time()
-    async with trio.open_nursery() as nursery:
-        process: trio.Process = await nursery.start(
-            partial(
-                trio.run_process,
-                # -P: the child must not find the modules beside it.
-                [sys.executable, "-P", str(_CHILD), _options(config)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**os.environ, "TRIO_ADMISSION_ENGINE_API_KEY": api_key},
-                # Ctrl-C in a terminal goes to a whole process group, but the engine is to stop last.
-                start_new_session=True,
-                check=False,
-                deliver_cancel=_stop,
-            )
-        )
+
+    async def ready(process: trio.Process) -> Engine | None:
         assert process.stdout is not None
-        assert process.stderr is not None
-        nursery.start_soon(_keep_tail, process.stderr, log)
-        if line := await _first_line(process.stdout):
-            url = json.loads(line)["url"]
-            progress(
-                f"ready in {trio.current_time() - begun:.1f} s: "
-                f"{config.slots} slots of {config.context_per_slot} tokens"
-            )
-            task_status.started(Engine(url, api_key, process.pid, config))
-    # Only the end of the process leads here: a cancel leaves from inside the nursery.
-    happened = "did not start" if url is None else "stopped by itself"
-    raise EngineError(_death(config, happened, process.returncode, log))
+        if not (line := await _first_line(process.stdout)):
+            return None
+        seconds = trio.current_time() - begun
+        progress(f"ready in {seconds:.1f} s: {config.slots} slots of {config.context_per_slot} tokens")
+        return Engine(json.loads(line)["url"], api_key, process.pid)
+
+    await run_process(
+        f"the embedded engine with {config.model.path}",
+        # -P: the child must not find the modules beside it.
+        [sys.executable, "-P", str(_CHILD), _options(config)],
+        environ={"TRIO_ADMISSION_ENGINE_API_KEY": api_key},
+        ready=ready,
+        task_status=task_status,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def _options(config: EngineConfig) -> str:
@@ -149,20 +117,6 @@ def _options(config: EngineConfig) -> str:
     })
 
 
-async def _stop(process: trio.Process) -> None:
-    """Trio cancels this when the process has ended."""
-    process.terminate()
-    await trio.sleep(_STOP_GRACE)
-    process.kill()
-
-
-async def _keep_tail(stream: trio.abc.ReceiveStream, log: bytearray) -> None:
-    """Read everything, or the engine would block on a full pipe; keep the end."""
-    async for chunk in stream:
-        log += chunk
-        del log[:-_LOG_KEPT]
-
-
 async def _first_line(stream: trio.abc.ReceiveStream) -> bytes:
     """Return the first line, or nothing if the stream ends without one."""
     received = bytearray()
@@ -171,11 +125,3 @@ async def _first_line(stream: trio.abc.ReceiveStream) -> bytes:
         if b"\n" in received:
             return bytes(received.partition(b"\n")[0])
     return b""
-
-
-def _death(config: EngineConfig, happened: str, status: int | None, log: bytearray) -> str:
-    last_lines = log.decode(errors="replace").splitlines()[-8:]
-    what = (
-        f"the embedded engine {happened} with {config.model.path} (exit status {status}); the end of its log:"
-    )
-    return "\n    ".join([what, *last_lines])

@@ -1,0 +1,154 @@
+"""Keep a server running: say when it is up and when it is down, start it again, and know when to give up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+import trio
+
+from .engine import EngineConfig, EngineError, find_model, run_command, run_engine
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .settings import BackendSettings
+
+log: Final = logging.getLogger(__name__)
+
+DEMO_MODEL: Final = "default"
+"""What ``gguf`` says for the demo's model."""
+
+
+Start = Callable[..., Awaitable[None]]
+"""Runs a server until it has ended, which is an `EngineError`; gives the `Engine` to ``nursery.start``."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """When a server is started again, and when no more. All times are in seconds."""
+
+    first_pause: float = 1.0
+    """After a crash; each crash in a row doubles it."""
+    longest_pause: float = 30.0
+    steady: float = 60.0
+    """A crash after so long a time up is the first of its row."""
+    failed_starts: int = 5
+    """It is given up when it has ended so often in a row without having come up."""
+
+
+@final
+class Restarts:
+    """Counts the ends of a server."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._pause = patience.first_pause
+        self._failed_starts = 0
+
+    def pause_after(self, time_up: float | None) -> float | None:
+        """Take note of an end, and return the seconds until the next start; None = do not start it again.
+
+        Args:
+            time_up: How long it had been up; None = it never was.
+        """
+        self._failed_starts = self._failed_starts + 1 if time_up is None else 0
+        if self._failed_starts >= self._patience.failed_starts:
+            return None
+        if time_up is not None and time_up >= self._patience.steady:
+            self._pause = self._patience.first_pause
+        pause = self._pause
+        self._pause = min(2 * pause, self._patience.longest_pause)
+        return pause
+
+
+async def supervise(
+    name: str,
+    start: Start,
+    *,
+    up: Callable[[str, str], None],
+    down: Callable[[str], None],
+    given_up: Callable[[str], None],
+    patience: Patience = Patience(),
+) -> None:
+    """Run a server, and run it again whenever it has ended.
+
+    Blocks until it is given up; when this is cancelled, until its process is gone. The three callbacks are
+    called in this order: any number of times `up` and `down` in turn (a start that failed is a `down`
+    too, without an `up` before it), then `given_up`.
+
+    Args:
+        name: The backend's, for the log.
+        start: Runs the server once.
+        up: Called with address and key when the server answers. Both are others after each start.
+        down: Called with the reason when it has ended and is to be started again.
+        given_up: Called with the reason when it has ended and is not started again.
+        patience: How often, and after which pauses.
+    """
+    restarts = Restarts(patience)
+    while True:
+        reason, time_up = await _run(start, up)
+        pause = restarts.pause_after(time_up)
+        if pause is None:
+            log.error("backend %s is given up, since it does not start: %s", name, reason)
+            given_up(reason)
+            return
+        log.warning("backend %s is started again in %g s: %s", name, pause, reason)
+        down(reason)
+        await trio.sleep(pause)
+
+
+async def _run(start: Start, up: Callable[[str, str], None]) -> tuple[str, float | None]:
+    """Run a server once; return why it has ended, and how long it was up, or None if it never was."""
+    reason, since = "", None
+    try:
+        async with trio.open_nursery() as nursery:
+            engine: Engine = await nursery.start(start)
+            since = trio.current_time()
+            up(engine.url, engine.api_key)
+    except* EngineError as group:
+        [error] = group.exceptions
+        reason = str(error)
+    return reason, None if since is None else trio.current_time() - since
+
+
+def starter(
+    settings: BackendSettings,
+    *,
+    slot_files: Path | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Start | None:
+    """Return what runs the server of a backend once; None = it is at an address, and not ours to start.
+
+    Args:
+        settings: The backend's.
+        slot_files: The directory for the saved slots of an embedded engine, unless the settings say another.
+        progress: Gets a line for each step of each start; None = they are logged.
+
+    Raises:
+        EngineError: There is no such model, or a part that is needed is not installed.
+    """
+    if progress is None:
+        progress = partial(log.info, "backend %s: %s", settings.name)
+    if settings.command is not None:
+        return partial(run_command, settings.command, progress=progress)
+    if settings.gguf is None:
+        return None
+    own = settings.gguf == DEMO_MODEL
+    said: dict[str, Any] = {
+        "slots": settings.slots,
+        "context_per_slot": settings.context_per_slot,
+        "slot_save_path": slot_files if settings.slot_save_path is None else Path(settings.slot_save_path),
+        # It is so small that it gains little from a second thread, while threads that wait for each other
+        # make it crawl on a busy machine.
+        "threads": 1 if own else None,
+    }
+    config = EngineConfig(
+        model=find_model(None if own else Path(settings.gguf)),
+        **{name: value for name, value in said.items() if value is not None},
+    )
+    return partial(run_engine, config, progress=progress)
