@@ -157,7 +157,22 @@ def test_the_wire_formats_know_nothing_of_pools(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["admission", "relay", "backend", "turns", "calls", "approvals", "resumes", "tools/tool"]
+    "name",
+    [
+        "gateway",
+        "passage",
+        "reply",
+        "limits",
+        "condition",
+        "probing",
+        "relay",
+        "backend",
+        "turns",
+        "calls",
+        "approvals",
+        "resumes",
+        "tools/tool",
+    ],
 )
 def test_the_pool_glue_knows_nothing_of_wire_formats(name: str) -> None:
     """It knows what an exchange is, and no dialect."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,11 +38,22 @@ async def slots(app: App) -> int:
 
 
 async def test_the_pool_has_the_slots_that_the_server_has(autojump_clock: MockClock) -> None:
-    server = FakeLlamaServer(total_slots=6)
-    async with gateway(server) as app:
+    async with gateway(FakeLlamaServer(total_slots=6)) as app:
         assert await slots(app) == 6
+
+
+async def test_a_server_that_serves_is_asked_rarely_and_its_slots_only_while_it_works(
+    autojump_clock: MockClock,
+) -> None:
+    server = FakeLlamaServer(words=1, interval=25.0)
+    async with gateway(server) as app:
         await trio.sleep(3600)
-    assert [each.path for each in server.requests] == ["/props"]  # asked once
+        assert {each.path for each in server.requests} == {"/health", "/props"}
+        assert len(server.requests) < 800
+        await call(app, CHAT, chat())
+    looks = [each.arrived for each in server.requests if each.path == "/slots"]
+    assert len(looks) >= 2
+    assert min(after - before for before, after in pairwise(looks)) >= 2
 
 
 @pytest.mark.parametrize(("configured", "used"), [(2, 2), (9, 4)])
@@ -81,8 +93,6 @@ async def test_without_a_sane_number_the_pool_stays_small(
         await trio.sleep(600)
         assert await slots(app) == (configured or 1)
         assert (await call(app, CHAT, chat())).status == 200
-    asked = [each.arrived for each in server.requests if each.path == "/props"]
-    assert 5 <= len(asked) <= 30  # goes on asking, at longer and longer intervals
     said = [r for r in caplog.records if r.levelno >= logging.WARNING and "slots" in r.message]
     assert len(said) == 1  # and says so once
 
@@ -97,19 +107,18 @@ async def test_slots_are_learned_when_the_server_has_loaded_its_model(autojump_c
         await trio.sleep(40)
         assert await slots(app) == 4
         ready = await call(app, "/ready", method="GET")
-        assert (ready.status, ready.json) == (200, {"status": "ready", "backends": {"default": True}})
+        assert (ready.status, ready.json) == (200, {"status": "ready", "backends": {"default": "ready"}})
 
 
-async def test_more_slots_are_used_at_once_by_those_who_wait(autojump_clock: MockClock) -> None:
-    loading = Raw.answer(503, {"error": {"message": "Loading model", "code": 503}})
-    server = answering("/props", loading, None)
-    server.words, server.interval = 1, 100.0
+async def test_a_restart_with_more_slots_is_used_at_once_by_those_who_wait(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(total_slots=1, words=1, interval=100.0)
     async with gateway(server) as app, trio.open_nursery() as nursery:
         for _ in range(5):
             nursery.start_soon(call, app, CHAT, chat())
         await wait_all_tasks_blocked()
         assert server.in_flight == 1
-        await trio.sleep(1)
+        server.restart(total_slots=4)
+        await wait_all_tasks_blocked()
         assert server.in_flight == 4
 
 

@@ -119,7 +119,7 @@ async def test_readiness_says_which_backends_are_ready(autojump_clock: MockClock
     async with gateway_to(a, b) as app:
         b[0].loading = True
         ready = await call(app, "/ready", method="GET")
-        assert (ready.status, ready.json["backends"]) == (200, {"a": True, "b": False})
+        assert (ready.status, ready.json["backends"]) == (200, {"a": "ready", "b": "loading"})
         a[0].loading = True
         assert (await call(app, "/ready", method="GET")).error["code"] == "backend_unavailable"
 

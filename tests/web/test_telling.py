@@ -228,7 +228,7 @@ async def test_the_counters_are_what_happened(autojump_clock: MockClock) -> None
             nursery.start_soon(partial(call, app, CHAT, chat(stream=True), leave_after=2.0))
         server.script(Raw.answer(500, {"error": {"code": 500, "message": "no"}}))
         await call(app, CHAT, chat())
-        server.script(Raw(End.RESET))
+        server.script(Raw(End.RESET), Raw(End.RESET))
         await call(app, CHAT, chat())
         await call(app, CHAT, b"{")
         await call(app, "/nowhere", method="GET")

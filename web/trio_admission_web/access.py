@@ -12,7 +12,7 @@ from .options import is_loopback
 from .problems import ProblemError
 
 if TYPE_CHECKING:
-    from .admission import Gateway
+    from .gateway import Gateway
     from .keys import ApiKey
 
 # Asked by load balancers, which have no key, and telling nothing that one is needed for.

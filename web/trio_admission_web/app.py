@@ -9,8 +9,8 @@ import trio
 
 from trio_admission import ParkBudget
 
-from .admission import Gateway
 from .backend import Backend
+from .gateway import Gateway
 from .routes import add_routes
 from .serving.app import ServingApp
 
@@ -48,23 +48,26 @@ def create_app(settings: Settings, *, network: Network = trio.open_tcp_stream) -
     app.apply(settings)
     app.url_map.merge_slashes = False  # it would answer with a redirect in HTML
     add_routes(app, app.gateway)
-    learning = trio.CancelScope()
+    watching = trio.CancelScope()
 
-    async def learn() -> None:
-        with learning:
+    async def watch() -> None:
+        with watching:
             async with trio.open_nursery() as nursery:
                 for backend in backends:
-                    nursery.start_soon(backend.learn)
-            if budget is None:
-                _warn_of_parks(sum(each.pool.statistics().slots for each in backends))
+                    nursery.start_soon(backend.watch)
+                if budget is None:
+                    for backend in backends:
+                        while not backend.condition.serves:
+                            await backend.condition.changed()
+                    _warn_of_parks(sum(each.pool.statistics().slots for each in backends))
 
     @app.before_serving
     async def start() -> None:
-        app.nursery.start_soon(learn)
+        app.nursery.start_soon(watch)
 
     @app.after_serving
     async def stop() -> None:
-        learning.cancel()
+        watching.cancel()
 
     return app
 

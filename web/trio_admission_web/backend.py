@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from trio_admission import SlotPool
 
-from .problems import ProblemError
+from .condition import Condition, State
+from .probing import ask, busy_slots, look, model_entries
 from .upstream import Upstream
 
 if TYPE_CHECKING:
     from trio_admission import AdmissionConfig, ParkBudget
 
+    from .probing import Props
     from .settings import BackendSettings
     from .upstream import Network
 
 log: Final = logging.getLogger(__name__)
 
-# A question about the server itself is answered in milliseconds, or something is wrong with it.
-_PATIENCE: Final = 2.0
+# Between two looks at a server that serves, and the first and the longest at one that does not.
+_USUAL_PAUSE: Final = 10.0
 _FIRST_PAUSE: Final = 0.5
-_LONGEST_PAUSE: Final = 30.0
+_LONGEST_PAUSE: Final = 5.0
 # llama-server notices a lost client at its next token, but a batch of a prompt it finishes first.
 _NOTICE: Final = 0.15
 # Asked more often, it would not notice that others have gone whose answer is not streamed.
@@ -57,32 +59,41 @@ class Backend:
             config=admission,
             park_budget=park_budget,
         )
+        self.condition = Condition(self.pool, settings.away_limit)
+        self.context: int | None = None
+        """Tokens that one sequence may have, if the server has said so."""
         self._configured = settings.slots
         self._has_line = admission.enabled
-        self._settling: set[trio.CancelScope] = set()
+        self._looking = trio.Lock()
+        self._settling: dict[trio.CancelScope, int] = {}  # -> its slots
+        self._looks = 0
+        self._looked_at = -math.inf
+        self._busy: frozenset[int] = frozenset()
         self._hurried = False
-        self._said: dict[int, str] = {}  # level -> the last line in the log
+        self._said: dict[str, str] = {}  # the last line in the log, by what it is about
 
-    async def learn(self) -> None:
-        """Ask the server for its number of slots until it has said one, and resize the pool to it.
+    async def watch(self) -> None:
+        """Look at the server again and again, for ever: at once when it is doubted.
 
-        Blocks until then. Questions come at longer and longer intervals, at most 30 s.
+        Blocks for ever. A server that serves is looked at every 10 s, any other at least every 5 s.
         """
         pause = _FIRST_PAUSE
-        while (slots := await self._total_slots()) is None:
-            await trio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        if self._configured is not None and slots < self._configured:
-            log.warning("backend %s has %d slots, not the %d configured", self.name, slots, self._configured)
-        self.pool.resize(slots=min(slots, self._configured or slots))
-        log.info("backend %s: %d of its %d slots are used", self.name, self.pool.statistics().slots, slots)
+        while True:
+            await self.look()
+            pause = _USUAL_PAUSE if self.condition.serves else min(2 * pause, _LONGEST_PAUSE)
+            with trio.move_on_after(pause):
+                await self.condition.doubted()
+                pause = _FIRST_PAUSE
 
-    async def ready(self) -> bool:
-        """Ask the server whether it can work now. Blocks for 2 s at most."""
-        outcome, said = await self._ask("/health")
-        is_ready = said.get("status") == "ok"
-        self._note(logging.INFO, f"is {'ready' if is_ready else 'not ready'}: /health {outcome}")
-        return is_ready
+    async def look(self) -> State:
+        """Ask the server what it does, and let that hold or release the line. Blocks for a few seconds."""
+        held = self.pool.statistics().held
+        state, heard, props = await look(self.upstream, at_slots=held > 0)
+        if props is not None:
+            self._take(props)
+        self._note("state", logging.INFO if state.serves else logging.WARNING, f"is {state.value}: {heard}")
+        self.condition.found(state)
+        return state
 
     async def settled(self, slots: int) -> None:
         """Wait until the server no longer works on a request that was left before its end.
@@ -96,11 +107,11 @@ class Backend:
         if self._hurried or not self._has_line:
             return  # without a line nobody is next, and nothing is held to compare with
         with trio.move_on_after(_LONGEST_SETTLING, shield=True) as scope:
-            self._settling.add(scope)
+            self._settling[scope] = slots
             await trio.sleep(_NOTICE)
-            while await self._is_busy_beyond(slots):  # noqa: ASYNC110 - another process is waited for
-                await trio.sleep(_BETWEEN_LOOKS)
-        self._settling.discard(scope)
+            while await self._is_busy_beyond_leases():
+                pass
+        del self._settling[scope]
 
     def hurry(self) -> None:
         """Let nobody wait in `settled` any more: this is the end of the gateway."""
@@ -115,70 +126,37 @@ class Backend:
         """
         if self.models:
             return [{"id": name, "object": "model", "owned_by": "llamacpp"} for name in self.models]
-        _, said = await self._ask("/v1/models")
-        return _entries(said)
+        return model_entries((await ask(self.upstream, "/v1/models")).value)
 
-    async def _total_slots(self) -> int | None:
-        outcome, said = await self._ask("/props")
-        slots = said.get("total_slots")
-        if type(slots) is int and slots >= 1:
-            return slots
-        used = self.pool.statistics().slots
-        self._note(logging.WARNING, f"does not say how many slots it has: /props {outcome}; using {used}")
-        return None
+    def _take(self, props: Props) -> None:
+        self.context = props.context or self.context
+        now = self.pool.statistics().slots
+        slots = props.slots or self._configured or 1
+        used = min(slots, self._configured or slots) if props.is_answer else now
+        if props.slots is None:
+            news = f"does not say how many slots it has: /props {props.how}; using {used}"
+            self._note("slots", logging.WARNING, news)
+        elif slots < (self._configured or 0):
+            news = f"has {slots} slots, not the {self._configured} configured"
+            self._note("slots", logging.WARNING, news)
+        else:
+            self._note("slots", logging.INFO, f"has {slots} slots, of which {used} are used")
+        if used != now:
+            self.pool.resize(slots=used)
 
-    async def _is_busy_beyond(self, slots: int) -> bool:
-        """Whether more slots are busy than are held by others than the one who had so many."""
-        busy = await self._busy_slots()
-        return busy > self.pool.statistics().held - slots
+    async def _is_busy_beyond_leases(self) -> bool:
+        """Whether more slots are busy than are held by those who are not in `settled`."""
+        before = self._looks
+        async with self._looking:
+            if self._looks == before:  # else somebody has begun to look since, for all who wait here
+                await trio.sleep_until(self._looked_at + _BETWEEN_LOOKS)
+                self._looks += 1
+                self._looked_at = trio.current_time()
+                self._busy = await busy_slots(self.upstream)
+        return len(self._busy) > self.pool.statistics().held - sum(self._settling.values())
 
-    async def _busy_slots(self) -> int:
-        """Count the slots that the server says are busy; 0 when it does not say."""
-        with trio.move_on_after(_PATIENCE):
-            try:
-                answer = await self.upstream.fetch("GET", "/slots")
-            except ProblemError:
-                return 0
-            slots = _json(answer.body) if answer.status == 200 else None
-            if isinstance(slots, list):
-                return sum(isinstance(each, dict) and each.get("is_processing") is True for each in slots)
-        return 0
-
-    async def _ask(self, path: str) -> tuple[str, dict[str, object]]:
-        """Say how the question went, and return the JSON object of a good answer, else an empty one."""
-        with trio.move_on_after(_PATIENCE):
-            try:
-                answer = await self.upstream.fetch("GET", path)
-            except ProblemError:
-                return "cannot be asked", {}
-            return f"answers {answer.status}", _json_object(answer.body) if answer.status == 200 else {}
-        return "takes too long", {}
-
-    def _note(self, level: int, news: str) -> None:
-        """Log it, unless it is what was said last at this level."""
-        if self._said.get(level) != news:
-            self._said[level] = news
+    def _note(self, topic: str, level: int, news: str) -> None:
+        """Log it, unless it is what was said last of this."""
+        if self._said.get(topic) != news:
+            self._said[topic] = news
             log.log(level, "backend %s %s", self.name, news)
-
-
-def model_entries(body: bytes) -> list[dict[str, object]]:
-    """Return the entries of a list of models that have an id."""
-    return _entries(_json_object(body))
-
-
-def _entries(said: dict[str, object]) -> list[dict[str, object]]:
-    data = said.get("data")
-    entries = data if isinstance(data, list) else []
-    return [each for each in entries if isinstance(each, dict) and isinstance(each.get("id"), str)]
-
-
-def _json(body: bytes) -> object:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _json_object(body: bytes) -> dict[str, object]:
-    value = _json(body)
-    return value if isinstance(value, dict) else {}

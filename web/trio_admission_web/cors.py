@@ -10,7 +10,7 @@ from quart import Response, request
 if TYPE_CHECKING:
     from quart import Quart
 
-    from .admission import Gateway
+    from .gateway import Gateway
 
 ANY: Final = "*"
 _EXPOSED: Final = "admission-resume, retry-after, x-request-id"

@@ -10,7 +10,8 @@ from quart import Response, g, request
 
 from . import problems
 from .access import is_admin
-from .admission import DRAIN_RETRY
+from .condition import AWAY_RETRY, State
+from .gateway import DRAIN_RETRY
 from .metrics import CONTENT_TYPE
 from .problems import ProblemError
 from .rendering import json_response, typed
@@ -18,11 +19,11 @@ from .rendering import json_response, typed
 if TYPE_CHECKING:
     from quart import Quart
 
-    from .admission import Gateway, Passage
     from .backend import Backend
+    from .gateway import Gateway
+    from .passage import Passage
 
-# Seconds until a backend that is not ready may be: it loads its model.
-_UNREADY_RETRY: Final = 2
+_READY: Final = frozenset({State.READY, State.SLEEPING})
 _COUNTS: Final = ("slots", "held", "free", "waiting", "parked", "returning")
 
 
@@ -45,17 +46,18 @@ async def _ready(gateway: Gateway) -> Response:
     """Say whether anybody could be served, and by which backends."""
     if gateway.draining:
         raise ProblemError(problems.draining(retry_after=DRAIN_RETRY))
-    ready: dict[str, bool] = {}
+    states: dict[str, State] = {}
 
     async def ask(backend: Backend) -> None:
-        ready[backend.name] = await backend.ready()
+        states[backend.name] = await backend.look()
 
     async with trio.open_nursery() as nursery:
         for backend in gateway.backends.values():
             nursery.start_soon(ask, backend)
-    if not any(ready.values()):
-        raise ProblemError(problems.backend_unavailable(retry_after=_UNREADY_RETRY))
-    return json_response({"status": "ready", "backends": {name: ready[name] for name in gateway.backends}})
+    if not _READY.intersection(states.values()):
+        raise ProblemError(problems.backend_unavailable(retry_after=AWAY_RETRY))
+    words = {name: states[name].value for name in gateway.backends}
+    return json_response({"status": "ready", "backends": words})
 
 
 async def _metrics(gateway: Gateway) -> Response:
@@ -85,7 +87,8 @@ def _view(gateway: Gateway, backend: Backend) -> dict[str, Any]:
     if not is_admin():
         return {"line": line}
     counts = backend.pool.statistics()
-    return {**{name: getattr(counts, name) for name in _COUNTS}, "line": line}
+    state = backend.condition.state.value
+    return {"state": state, **{name: getattr(counts, name) for name in _COUNTS}, "line": line}
 
 
 async def _cancel(gateway: Gateway, name: str) -> Response:

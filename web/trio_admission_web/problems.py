@@ -128,8 +128,13 @@ def cancelled() -> Problem:
 
 
 def bad_gateway() -> Problem:
-    """The backend refused, reset, ended early or sent what is no answer."""
+    """The backend reset, ended early or sent what is no answer."""
     return Problem(502, "bad_gateway", "The backend did not give a complete answer.")
+
+
+def unreachable() -> Problem:
+    """There is no way to connect to the backend."""
+    return Problem(502, "bad_gateway", "The backend cannot be reached.")
 
 
 def upstream_timeout() -> Problem:

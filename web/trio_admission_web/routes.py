@@ -14,11 +14,12 @@ from werkzeug.exceptions import HTTPException
 
 from . import problems
 from .access import identify
-from .admission import DRAIN_RETRY, Origin, Passage
-from .backend import model_entries
 from .cors import add_cors
+from .gateway import DRAIN_RETRY
 from .logs import tell
 from .operations import add_operations
+from .passage import Origin, Passage
+from .probing import model_entries, read_json
 from .problems import ProblemError
 from .relay import Relay
 from .rendering import json_response, render_http_exception, render_problem, typed
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
     from quart_trio import QuartTrio
 
-    from .admission import Gateway
     from .backend import Backend
+    from .gateway import Gateway
     from .upstream import Header, WholeAnswer
     from .wire.exchange import Exchange
 
@@ -168,7 +169,7 @@ async def _model(gateway: Gateway, path: str, name: str) -> Response:
         answer = await _own_list(gateway, path)
         if answer.status != 200:
             return typed(Response(answer.body, answer.status), answer.content_type)
-        entries = model_entries(answer.body)
+        entries = model_entries(read_json(answer.body))
     else:
         entries = await _common_list(gateway)
     found = next((each for each in entries if each["id"] == name), None)

@@ -56,7 +56,13 @@ class Directory:
         return found or self.backends
 
 
-def _wait(backend: Backend) -> tuple[float, float]:
+def _wait(backend: Backend) -> tuple[int, float, float]:
+    """Return what is smaller for the backend that is to be preferred."""
+    condition = backend.condition
     counts = backend.pool.statistics()
     wait = backend.pool.estimated_wait()
-    return (math.inf if wait is None else wait, (counts.held + counts.waiting) / counts.slots)
+    return (
+        2 if condition.is_given_up else 0 if condition.serves else 1,
+        math.inf if wait is None else wait,
+        (counts.held + counts.waiting) / counts.slots,
+    )

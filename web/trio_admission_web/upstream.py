@@ -22,7 +22,7 @@ import h11
 import trio
 
 from .framing import FramingError, body_of
-from .problems import ProblemError, bad_gateway, invalid_request, upstream_timeout
+from .problems import ProblemError, bad_gateway, invalid_request, unreachable, upstream_timeout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -61,6 +61,10 @@ def passed_on(headers: Iterable[Header]) -> list[Header]:
         for name in value.split(b",")
     }
     return [(field, value) for field, value in headers if field not in _NOT_PASSED_ON and field not in named]
+
+
+class LostError(ProblemError):
+    """Raised when there is no connection, or the server has ended it too early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +118,19 @@ class OpenAnswer:
         data, self._come = self._come, b""
         while not self._body.ended:
             if not data and not (data := await self._connection.read()):
-                self._body.end()
+                self._end()
                 break
             self._connection.patience = self._idle
             if piece := self._body.feed(data):
                 return piece
             data = b""
         raise StopAsyncIteration
+
+    def _end(self) -> None:
+        try:
+            self._body.end()
+        except FramingError as error:
+            raise LostError(bad_gateway()) from error
 
     async def whole(self) -> WholeAnswer:
         """Read the rest.
@@ -142,25 +152,29 @@ class Upstream:
     It has no limit of connections: how many requests may be upstream is the pool's to say.
 
     Args:
-        settings: Address, key and limits.
+        settings: Its limits, and its address and key if it has one all the time; see `point_at`.
         network: Opens connections, by host and port; a test may have something else than TCP.
     """
 
     def __init__(self, settings: BackendSettings, network: Network = trio.open_tcp_stream) -> None:
         self._settings = settings
-        address = urlsplit(settings.url)
-        self._host = address.hostname or ""
+        self._network = network
+        self.point_at(settings.url, settings.api_key)
+
+    def point_at(self, url: str | None, api_key: str | None = None) -> None:
+        """Send what comes from now on to this address, with this key. None = there is none to send it to."""
+        address = urlsplit(url or "")
+        self._host = address.hostname
         self._port = address.port or (443 if address.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if address.scheme == "https" else None
         self._base = address.path.rstrip("/").encode()
-        self._network = network
         self._own_headers: list[Header] = [
             (b"host", address.netloc.encode()),
             (b"connection", b"close"),
             (b"accept-encoding", b"identity"),
         ]
-        if settings.api_key is not None:
-            self._own_headers.append((b"authorization", b"Bearer " + settings.api_key.encode()))
+        if api_key is not None:
+            self._own_headers.append((b"authorization", b"Bearer " + api_key.encode()))
 
     @asynccontextmanager
     async def open(
@@ -184,8 +198,9 @@ class Upstream:
             body: The whole body.
 
         Raises:
-            ProblemError: `bad_gateway`, when the connection fails or its bytes are no HTTP;
-                `upstream_timeout`, when a limit of the settings passes. Both also out of the block.
+            LostError: `bad_gateway`, when there is no connection or it ends too early.
+            ProblemError: `bad_gateway`, when its bytes are no HTTP; `upstream_timeout`, when a limit of the
+                settings passes. All of them also out of the block.
         """
         parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT)
         head = self._head(parser, method, path, headers, query, len(body))
@@ -237,8 +252,13 @@ class Upstream:
         return parser.send(request) or b""
 
     async def _connect(self) -> trio.abc.Stream:
+        if self._host is None:
+            raise LostError(unreachable())
         with trio.fail_after(self._settings.connect_limit):
-            stream = await self._network(self._host, self._port)
+            try:
+                stream = await self._network(self._host, self._port)
+            except OSError as error:
+                raise LostError(unreachable()) from error
             if self._tls is None:
                 return stream
             secure = trio.SSLStream(stream, self._tls, server_hostname=self._host, https_compatible=True)
@@ -267,7 +287,9 @@ async def _read_head(parser: h11.Connection, connection: _Connection) -> h11.Res
         if isinstance(event, h11.Response):
             return event
         if event is h11.NEED_DATA:
-            parser.receive_data(await connection.read())
+            if not (data := await connection.read()):
+                raise LostError(bad_gateway()) from EOFError()
+            parser.receive_data(data)
 
 
 @contextmanager
@@ -277,6 +299,6 @@ def _failures() -> Iterator[None]:
     except trio.TooSlowError as error:
         raise ProblemError(upstream_timeout()) from error
     except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-        raise ProblemError(bad_gateway()) from error
+        raise LostError(bad_gateway()) from error
     except (h11.RemoteProtocolError, FramingError) as error:
         raise ProblemError(bad_gateway()) from error

@@ -54,12 +54,13 @@ class Exchange(Protocol):
     def upstream_body(self) -> bytes:
         """The client's bytes, changed only to ask for a stream where the client did not."""
 
-    def keepalive(self, position: int, estimated_wait: float | None) -> bytes:
+    def keepalive(self, position: int, estimated_wait: float | None, away: str | None = None) -> bytes:
         """One event that every client of the dialect ignores.
 
         Args:
             position: the place in line, 1 = next; 0 when the request is not in line.
             estimated_wait: seconds, or None if there is no estimate.
+            away: one word for why the backend cannot be asked now; None if it can.
         """
 
     def relay(self, data: bytes) -> bytes:

@@ -31,13 +31,18 @@ class Messages(Streamed):
         self._message: dict[str, Any] = {}
         self._blocks = {} if self.stream else _prefilled(read_prefill(messages))
 
-    def keepalive(self, position: int, estimated_wait: float | None) -> bytes:
-        """A ping; in line its data is `{"type":"ping","position":3,"estimated_wait":4.2}` (seconds)."""
+    def keepalive(self, position: int, estimated_wait: float | None, away: str | None = None) -> bytes:
+        """A ping; in line its data is `{"type":"ping","position":3,"estimated_wait":4.2}` (seconds).
+
+        `"backend":"loading"` is in it while the backend is away for that reason.
+        """
         ping: dict[str, object] = {"type": "ping"}
         if position:
             ping["position"] = position
             if estimated_wait is not None:
                 ping["estimated_wait"] = round(estimated_wait, 1)
+        if away is not None:
+            ping["backend"] = away
         return b"event: ping\ndata: " + dump(ping) + b"\n\n"
 
     def error_event(self, problem: Problem) -> bytes:

@@ -33,12 +33,17 @@ class Streamed(ABC):
         self.tokens = (0, 0)
         self._scanner = EventScanner()
 
-    def keepalive(self, position: int, estimated_wait: float | None) -> bytes:
-        """A comment: `: queued position=3 estimated_wait=4.2` (seconds) in line, `: keepalive` elsewhere."""
-        if position == 0:
-            return b": keepalive\n\n"
-        wait = "" if estimated_wait is None else f" estimated_wait={estimated_wait:.1f}"
-        return f": queued position={position}{wait}\n\n".encode()
+    def keepalive(self, position: int, estimated_wait: float | None, away: str | None = None) -> bytes:
+        """A comment: `: queued position=3 estimated_wait=4.2` (seconds) in line, `: keepalive` elsewhere.
+
+        ` backend=loading` follows while the backend is away for that reason.
+        """
+        words = [f"queued position={position}" if position else "keepalive"]
+        if position and estimated_wait is not None:
+            words.append(f"estimated_wait={estimated_wait:.1f}")
+        if away is not None:
+            words.append(f"backend={away}")
+        return f": {' '.join(words)}\n\n".encode()
 
     def relay(self, data: bytes) -> bytes:
         """See `Exchange.relay`."""

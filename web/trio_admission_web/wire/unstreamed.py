@@ -33,7 +33,7 @@ class Unstreamed(ABC):
         self.slots = self._count_inputs(body)
         self.upstream_body = raw
 
-    def keepalive(self, position: int, estimated_wait: float | None) -> bytes:  # noqa: ARG002
+    def keepalive(self, position: int, estimated_wait: float | None, away: str | None = None) -> bytes:  # noqa: ARG002
         """Nothing: there is no stream to keep alive."""
         return b""
 

@@ -9,52 +9,35 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
 
 import trio
 
 from trio_admission import Cost, LineFull, PoolClosed, WaitTimeout
 
 from . import problems
-from .keys import KeyRing
+from .gateway import DRAIN_RETRY
+from .limits import check_requests, check_waiting
 from .logs import tell
-from .metrics import Metrics
 from .problems import Problem, ProblemError
-from .relay import Relay
+from .reply import Answer, Reply
 from .resumes import HEADER, Resumes
-from .routing import Directory
+from .upstream import LostError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from trio_admission import Lease, Reservation, ResumeTicket
 
     from .backend import Backend
+    from .gateway import Gateway
     from .keys import ApiKey
-    from .settings import Settings
     from .turns import Turns
     from .upstream import Header, OpenAnswer
     from .wire.exchange import Exchange
 
 log: Final = logging.getLogger(__name__)
-
-_FIXED: Final = (
-    *("backends", "admission", "host", "port", "unix", "tls_cert", "tls_key", "shutdown_deadline"),
-    *("tools", "approval_ttl", "max_parked"),
-)
-# Seconds until a client that was refused because of a shutdown may find the next gateway.
-DRAIN_RETRY: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the client gets: bytes, or a relay that gives them as they come."""
-
-    status: int
-    content_type: bytes | None
-    body: bytes | Relay
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,59 +56,7 @@ class Origin:
 NO_ORIGIN: Final = Origin()
 
 
-class Gateway:
-    """What all requests share: the settings, the backends, the keys, the counters, and each other."""
-
-    def __init__(self, settings: Settings, backends: Iterable[Backend]) -> None:
-        self.settings = settings
-        self.backends = {each.name: each for each in backends}
-        self.directory = Directory(tuple(self.backends.values()))
-        self.keys = KeyRing(settings.keys)
-        self.metrics = Metrics(lambda: [each.pool.statistics() for each in self.backends.values()])
-        for each in self.backends.values():
-            each.pool.add_instrument(self.metrics.pool_event)
-        self.passages: set[Passage] = set()
-        self.resumes = Resumes()
-        self.draining = False
-
-    @property
-    def backend(self) -> Backend:
-        """The default one."""
-        return self.directory.backends[0]
-
-    def line(self, backend: Backend) -> list[Passage]:
-        """Return the passages that wait for a slot of a backend, next first."""
-        waiting = (each for each in self.passages if each.backend is backend and each.position)
-        return sorted(waiting, key=lambda each: each.position)
-
-    def apply(self, settings: Settings) -> list[str]:
-        """Use other settings for all requests from now on; nobody who is here notices.
-
-        Returns:
-            What has changed too and stays as it was, since it takes a restart.
-        """
-        old = self.settings
-        self.keys = KeyRing(settings.keys)
-        self.settings = replace(settings, **{name: getattr(old, name) for name in _FIXED})
-        return [name for name in _FIXED if getattr(settings, name) != getattr(old, name)]
-
-    async def drain(self) -> None:
-        """Refuse newcomers from now on; block until everybody who is here has been served.
-
-        When this is cancelled, for lack of time, everybody who is still here is told so and sent away.
-        """
-        self.draining = True
-        try:
-            for backend in self.backends.values():
-                await backend.pool.drained()
-        except trio.Cancelled:
-            for each in self.passages:
-                each.cancel(problems.draining(retry_after=DRAIN_RETRY))
-            for backend in self.backends.values():
-                backend.hurry()
-            raise
-
-
+@final
 class Passage:
     """One request's way. `run` is its task; `answer` is for the one who answers the client.
 
@@ -174,17 +105,16 @@ class Passage:
         self._turns = turns
         self._origin = origin
         self._resume = Resumes.promise() if exchange.has_tools else None
+        self._reply = Reply(exchange, self._settings, self._keepalive, self._resume_header())
         self._scope = trio.CancelScope()
         self._ended_by: Problem | None = None
         self._reservation: Reservation | None = None
         self._lease: Lease | None = None
-        self._decided = trio.Event()
-        self._decision: Answer | Problem | None = None
+        self._is_stranded = False
         self._asking = False
         self._concluded = False
         self._outcome = "client_gone"  # unless something else ends it
         self._detail: str | None = None
-        self._relay = Relay(interval=self._settings.admission.keepalive_interval, keepalive=self._keepalive)
 
     @property
     def flow(self) -> str:
@@ -195,6 +125,11 @@ class Passage:
     def waits(self) -> bool:
         """Whether it has a place in the line and no slot yet."""
         return self._reservation is not None and self._granted is None
+
+    @property
+    def waits_for_backend(self) -> bool:
+        """Whether nothing can go on with it while the backend is away."""
+        return self._is_stranded or self.position > 0
 
     @property
     def position(self) -> int:
@@ -221,27 +156,8 @@ class Passage:
         self._scope.cancel()
 
     async def answer(self) -> Answer:
-        """Wait until it is known what the client gets.
-
-        A stream is answered when its ``grace`` has passed in the line, or when the server has not said
-        anything for a keepalive interval; what goes wrong later is told inside the stream.
-
-        Raises:
-            ProblemError: The request was refused, or failed before anything was decided.
-        """
-        if self._exchange.stream:
-            await self._decided_within(self._settings.grace)
-            if self._decision is None and not self.position:
-                interval = self._settings.admission.keepalive_interval
-                await self._decided_within(max(0.0, interval - self._settings.grace))
-            if self._decision is None:
-                self._relay.put(self._keepalive())
-                self._begin_stream()
-        await self._decided.wait()
-        if isinstance(self._decision, Problem):
-            raise ProblemError(self._decision)
-        assert self._decision is not None
-        return self._decision
+        """Wait until it is known what the client gets; see `Reply.wait`."""
+        return await self._reply.wait(lambda: self.position > 0)
 
     async def run(self) -> None:
         """Go all the way. Returns when the upstream is done with, whatever the client has read by then."""
@@ -276,11 +192,12 @@ class Passage:
                 self._fail(problems.internal_error())
             case _ if self._ended_by is not None:
                 self._fail(self._ended_by)
-        self._relay.close()
+        self._reply.close()
 
     async def _go(self) -> None:
         exchange, backend = self._exchange, self.backend
-        self._check_requests()
+        check_requests(self, self._gateway.passages)
+        backend.condition.check()
         weight, priority = (self.key.weight, self.key.priority) if self.key is not None else (1.0, 0)
         async with backend.pool.reserve(
             cost=Cost(slots=exchange.slots),
@@ -291,7 +208,7 @@ class Passage:
             parent=self._origin.parent,
         ) as self._reservation:
             if self._reservation.lease is None:
-                self._check_waiting()
+                check_waiting(self, self._gateway.passages)
             else:
                 self._granted = self.arrived
             self._lease = await self._reservation.wait()
@@ -300,7 +217,7 @@ class Passage:
             try:
                 await self._ask()
                 while self._turns is not None and self._turns.due:
-                    await self._turns.take(self._lease, self._relay.put)
+                    await self._turns.take(self._lease, self._reply.put)
                     await self._ask()
             except (trio.Cancelled, _ReaderStalled, ProblemError) as error:
                 if self._asking and not _is_over(error):
@@ -309,29 +226,47 @@ class Passage:
                 raise
 
     async def _ask(self) -> None:
+        """Give the client what the backend answers; once more, if its connection was lost before a byte."""
+        try:
+            await self._send()
+        except LostError:
+            if self._has_begun:
+                raise
+            self._is_stranded = True
+            await self.backend.condition.serving()
+            self._is_stranded = False
+            await self._send()
+
+    async def _send(self) -> None:
         """Send one request to the backend and give the client what it answers."""
         exchange = self._exchange
         self._asking = True
-        async with self.backend.upstream.open(
-            "POST", exchange.path, headers=self._headers, query=self._query, body=exchange.upstream_body
-        ) as response:
-            if response.is_event_stream:
-                await self._copy(response)
-            else:
-                await self._pass_on(response)
+        self._has_begun = False
+        try:
+            async with self.backend.upstream.open(
+                "POST", exchange.path, headers=self._headers, query=self._query, body=exchange.upstream_body
+            ) as response:
+                if response.is_event_stream:
+                    await self._copy(response)
+                else:
+                    await self._pass_on(response)
+        except ProblemError as error:
+            if isinstance(error, LostError) or not _is_over(error):
+                self.backend.condition.doubt()  # before the slot can go to the next, who would fail too
+            raise
         self._asking = False
 
     async def _copy(self, response: OpenAnswer) -> None:
-        exchange, relay = self._exchange, self._relay
+        exchange, reply = self._exchange, self._reply
         if exchange.stream:
-            self._begin_stream()
+            reply.begin_stream()
         async for data in response:
-            if self._first_byte is None:
-                self._note_first_byte()
+            if not self._has_begun:
+                self._begin()
             events = exchange.relay(data)
             if events:
-                relay.put(events)
-                if relay.full:
+                reply.put(events)
+                if reply.is_full:
                     await self._room()
             if exchange.finished or self._turn_is_due:
                 break
@@ -339,7 +274,7 @@ class Passage:
             return
         headers = self._issue_ticket()
         if not exchange.stream:
-            self._decide(Answer(200, b"application/json", exchange.answer(), headers))
+            reply.give(Answer(200, b"application/json", exchange.answer(), headers))
         elif not exchange.finished:
             raise ProblemError(problems.bad_gateway())
         self._outcome = _word(exchange.failure) if exchange.failure else "answered"
@@ -347,13 +282,12 @@ class Passage:
     async def _pass_on(self, response: OpenAnswer) -> None:
         """Give the client an answer that is no stream of events as it is, if it still can be."""
         whole = await response.whole()
-        if self._first_byte is None:
-            self._note_first_byte()
+        self._begin()
         kind = (whole.content_type or b"").split(b";")[0].strip().lower()
         if whole.status < 400 and not (whole.status == 200 and whole.body and kind == b"application/json"):
             raise ProblemError(problems.bad_gateway())
-        if self._decision is None:
-            self._decide(Answer(whole.status, whole.content_type, whole.body))
+        if self._reply.is_open:
+            self._reply.give(Answer(whole.status, whole.content_type, whole.body))
             self._outcome = "answered" if whole.status < 400 else "backend_error"
             self._detail = f"status {whole.status}"
         else:
@@ -381,39 +315,16 @@ class Passage:
 
     async def _room(self) -> None:
         try:
-            await self._relay.room(self._settings.stall_deadline)
+            await self._reply.room()
         except trio.TooSlowError:
             raise _ReaderStalled from None
 
-    def _check_requests(self) -> None:
-        key = self.key
-        if key is None or key.max_requests is None:
-            return
-        here = sum(1 for each in self._gateway.passages if each._is_of(key))  # this one among them
-        if here > key.max_requests:
-            raise ProblemError(problems.request_limit(limit=key.max_requests, retry_after=self._flow_retry()))
-
-    def _check_waiting(self) -> None:
-        key = self.key
-        if key is None or key.max_waiting is None:
-            return
-        waiting = sum(1 for each in self._gateway.passages if each.waits and each._is_of(key))
-        if waiting > key.max_waiting:
-            raise ProblemError(
-                problems.flow_limit(
-                    waiting=key.max_waiting, limit=key.max_waiting, retry_after=self._flow_retry()
-                )
-            )
-
-    def _is_of(self, key: ApiKey) -> bool:
-        return self.key is not None and self.key.name == key.name
-
-    def _flow_retry(self) -> int:
-        return min(60, max(1, math.ceil(self.backend.pool.estimated_wait() or 1)))
-
-    def _note_first_byte(self) -> None:
-        self._first_byte = trio.current_time() - self.arrived
-        self._gateway.metrics.first_byte(self._route, self._first_byte)
+    def _begin(self) -> None:
+        """Take note of the first thing that came from the backend."""
+        self._has_begun = True
+        if self._first_byte is None:
+            self._first_byte = trio.current_time() - self.arrived
+            self._gateway.metrics.first_byte(self._route, self._first_byte)
 
     def _tell(self) -> None:
         seconds = trio.current_time() - self.arrived
@@ -435,26 +346,11 @@ class Passage:
 
     def _keepalive(self) -> bytes:
         self._gateway.metrics.keepalive(self._route)
-        return self._exchange.keepalive(self.position, self.estimated_wait)
-
-    def _begin_stream(self) -> None:
-        if self._decision is None:
-            self._decide(Answer(200, b"text/event-stream", self._relay, self._resume_header()))
+        return self._exchange.keepalive(self.position, self.estimated_wait, self.backend.condition.away)
 
     def _fail(self, problem: Problem) -> None:
         self._outcome = _word(problem)
-        if self._decision is None:
-            self._decide(problem)
-        elif self._exchange.stream and not self._exchange.finished:
-            self._relay.put(self._exchange.error_event(problem))
-
-    def _decide(self, decision: Answer | Problem) -> None:
-        self._decision = decision
-        self._decided.set()
-
-    async def _decided_within(self, seconds: float) -> None:
-        with trio.move_on_after(seconds):
-            await self._decided.wait()
+        self._reply.fail(problem)
 
     def _refusal(self, error: LineFull | WaitTimeout | PoolClosed) -> Problem:
         if isinstance(error, PoolClosed):

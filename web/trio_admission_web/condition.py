@@ -1,0 +1,152 @@
+"""Whether a backend can be asked now, and the hold on its pool while it cannot."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from enum import Enum
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+
+from .problems import ProblemError, backend_unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trio_admission import SlotPool
+
+# Seconds until a backend that is away may be back: a small model loads in that time.
+AWAY_RETRY: Final = 2
+
+
+class State(Enum):
+    """What a backend was doing when it was last asked."""
+
+    LOADING = "loading"
+    """It loads its model, or nobody has asked it yet."""
+    READY = "ready"
+    SLEEPING = "sleeping"
+    """It has put its model away, and wakes up for a request."""
+    UNKNOWN = "unknown"
+    """It answers, but not as llama-server does; requests are sent all the same."""
+    WEDGED = "wedged"
+    """It takes connections and does not answer."""
+    GONE = "gone"
+    """It cannot be reached."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests can be sent."""
+        return self in {State.READY, State.SLEEPING, State.UNKNOWN}
+
+
+@final
+class Condition:
+    """The state of one backend. While that does not serve, its pool grants nothing, and the line stays.
+
+    Args:
+        pool: The backend's.
+        away_limit: Seconds that a backend may be wedged or gone until it is given up. One that has never
+            served is given up at once. None = never for that alone; see `give_up`.
+    """
+
+    def __init__(self, pool: SlotPool, away_limit: float | None) -> None:
+        self.state = State.LOADING
+        self.is_given_up = False
+        self.on_give_up: Callable[[str], None] = _nobody
+        """Called with the pool's name when the backend is given up, and at each look that finds it so."""
+        self._pool = pool
+        self._away_limit = away_limit
+        self._away_since: float | None = -math.inf
+        self._hold = ExitStack()
+        self._is_held = False
+        self._changed = trio.Event()
+        self._doubt = trio.Event()
+        self._suspend(State.LOADING.value)
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests can be sent, as far as is known."""
+        return not self._is_held
+
+    @property
+    def away(self) -> str | None:
+        """Why requests cannot be sent; None if they can."""
+        return self.state.value if self._is_held else None
+
+    def doubt(self) -> None:
+        """Grant nothing until the backend has been asked again, since it has failed a request."""
+        if not self._is_held:
+            self._suspend("in doubt")
+        self._doubt.set()
+
+    async def changed(self) -> None:
+        """Wait for the next `found` or `give_up`."""
+        await self._changed.wait()
+
+    async def doubted(self) -> None:
+        """Wait for the next `doubt`."""
+        await self._doubt.wait()
+
+    def found(self, state: State) -> None:
+        """Take note of what the backend does."""
+        self._doubt = trio.Event()
+        self.state = state
+        if state.serves or state is State.LOADING:
+            self._away_since = None
+            self.is_given_up = False
+        elif self._away_since is None:
+            self._away_since = trio.current_time()
+        if state.serves:
+            self._hold.close()
+            self._is_held = False
+        else:
+            self._suspend(state.value)
+            if self._is_away_too_long():
+                self.give_up()
+        self._tell()
+
+    def give_up(self) -> None:
+        """Send those who wait away, and refuse newcomers, until the backend is found again."""
+        self.is_given_up = True
+        self.on_give_up(self._pool.name)
+        self._tell()
+
+    def check(self) -> None:
+        """Refuse a request while the backend is given up.
+
+        Raises:
+            ProblemError: `backend_unavailable`.
+        """
+        if self.is_given_up:
+            raise ProblemError(backend_unavailable(retry_after=AWAY_RETRY))
+
+    async def serving(self) -> None:
+        """Wait until requests can be sent.
+
+        Raises:
+            ProblemError: `backend_unavailable`, when the backend is given up.
+        """
+        while self._is_held:
+            self.check()
+            await self.changed()
+
+    def _is_away_too_long(self) -> bool:
+        if self._away_since is None or self._away_limit is None:
+            return False
+        return trio.current_time() - self._away_since >= self._away_limit
+
+    def _suspend(self, reason: str) -> None:
+        before, self._hold = self._hold, ExitStack()
+        self._hold.enter_context(self._pool.suspended(reason))
+        before.close()  # last, or the pool would grant in between
+        self._is_held = True
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+def _nobody(_name: str) -> None:
+    """Tell nobody."""

@@ -1,0 +1,145 @@
+"""What one llama-server says of itself when it is asked.
+
+Questions are cheap to the server, but for one: `/slots` keeps it from noticing that clients have gone whose
+answer is not streamed, if it is asked more than once a second, and wakes a server that sleeps.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from .condition import State
+from .problems import ProblemError
+from .upstream import LostError
+
+if TYPE_CHECKING:
+    from .upstream import Upstream
+
+# A question about the server itself is answered in milliseconds, or something is wrong with it.
+_PATIENCE: Final = 2.0
+# A server that keeps several models would load one to answer.
+_QUERY: Final = b"autoload=false"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """How one question went.
+
+    Args:
+        how: The end of a sentence for the log.
+        status: None if there is no answer.
+        value: The JSON of a good answer; None otherwise.
+        is_late: Whether the server could be reached and did not answer in time.
+    """
+
+    how: str
+    status: int | None = None
+    value: object = None
+    is_late: bool = False
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """The JSON object, empty if the answer is none."""
+        return self.value if isinstance(self.value, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Props:
+    """What `/props` said.
+
+    Args:
+        how: The end of a sentence for the log.
+        is_answer: Whether it said anything at all.
+        slots: How many sequences the server decodes at once; None if it does not say so.
+        context: Tokens that one sequence may have; None if it does not say so.
+    """
+
+    how: str
+    is_answer: bool
+    slots: int | None
+    context: int | None
+
+
+async def look(upstream: Upstream, *, at_slots: bool) -> tuple[State, str, Props | None]:
+    """Ask a server what it does. Blocks for a few seconds at most.
+
+    Args:
+        upstream: The server.
+        at_slots: Whether to ask for `/slots` too, which a wedged server does not answer.
+
+    Returns:
+        Its state, what was heard, for the log, and its properties if they were answered.
+    """
+    health = await ask(upstream, "/health")
+    state = _by_health(health)
+    if state is not State.READY:
+        return state, f"/health {health.how}", None
+    said = await ask(upstream, "/props")
+    props = _props(said)
+    if said.status == 503:
+        return State.LOADING, f"/props {said.how}", None
+    if said.facts.get("is_sleeping") is True:
+        return State.SLEEPING, "it says so", props
+    if at_slots and (slots := await ask(upstream, "/slots")).is_late:
+        return State.WEDGED, f"/slots {slots.how}", props
+    return State.READY, f"/health {health.how}", props
+
+
+def _by_health(said: Said) -> State:
+    if said.status is None:
+        return State.WEDGED if said.is_late else State.GONE
+    if said.status == 503:
+        return State.LOADING
+    return State.READY if said.facts.get("status") == "ok" else State.UNKNOWN
+
+
+async def busy_slots(upstream: Upstream) -> frozenset[int]:
+    """Ask which slots decode; none when the server does not say. Blocks for 2 s at most."""
+    slots = (await ask(upstream, "/slots")).value
+    if not isinstance(slots, list):
+        return frozenset()
+    busy = (each for each in slots if isinstance(each, dict) and each.get("is_processing") is True)
+    return frozenset(number for each in busy if type(number := each.get("id")) is int)
+
+
+async def ask(upstream: Upstream, path: str) -> Said:
+    """Ask one question. Blocks for 2 s at most."""
+    with trio.move_on_after(_PATIENCE):
+        try:
+            answer = await upstream.fetch("GET", path, query=_QUERY)
+        except LostError:
+            return Said("cannot be asked")
+        except ProblemError:
+            return Said("answers no HTTP", status=0)
+        value = read_json(answer.body) if answer.status == 200 else None
+        return Said(f"answers {answer.status}", answer.status, value)
+    return Said("takes too long", is_late=True)
+
+
+def model_entries(said: object) -> list[dict[str, object]]:
+    """Return the entries of a list of models that have an id."""
+    data = said.get("data") if isinstance(said, dict) else None
+    entries = data if isinstance(data, list) else []
+    return [each for each in entries if isinstance(each, dict) and isinstance(each.get("id"), str)]
+
+
+def _props(said: Said) -> Props:
+    settings = said.facts.get("default_generation_settings")
+    context = settings.get("n_ctx") if isinstance(settings, dict) else None
+    return Props(said.how, said.status is not None, _count(said.facts.get("total_slots")), _count(context))
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value >= 1 else None
+
+
+def read_json(body: bytes) -> object:
+    """Return the JSON in a body, None if there is none."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
