@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -134,6 +135,19 @@ def test_a_model_that_is_not_there_is_said_before_anything_is_started(tmp_path: 
     missing = tmp_path / "none.gguf"
     with pytest.raises(EngineError, match=f"there is no model file {missing}"):
         starter(BackendSettings(gguf=str(missing)))
+
+
+def test_a_program_that_is_not_there_is_said_before_anything_is_started() -> None:
+    with pytest.raises(EngineError, match="there is no program no-such-server to run"):
+        starter(BackendSettings(command=("no-such-server",)))
+
+
+def test_an_engine_that_is_not_installed_is_said_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    with pytest.raises(EngineError, match="xllamacpp is not installed"):
+        starter(BackendSettings(gguf="default"))
 
 
 def test_the_settings_of_an_embedded_engine_reach_it(tmp_path: Path) -> None:

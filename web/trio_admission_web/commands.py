@@ -53,7 +53,7 @@ def serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
     async def run() -> None:
         try:
             app = create_app(settings)
-        except ToolLoadError as error:
+        except (EngineError, ToolLoadError) as error:
             raise LaunchError(str(error)) from error
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_reload_on_hangup, app, read_again)

@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
-from .engine import EngineConfig, EngineError, find_model, run_command, run_engine
+from .engine import EngineConfig, EngineError, find_model, require_engine, run_command, run_engine
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -130,14 +131,17 @@ def starter(
         progress: Gets a line for each step of each start; None = they are logged.
 
     Raises:
-        EngineError: There is no such model, or a part that is needed is not installed.
+        EngineError: There is no such program or model, or the embedded engine is not installed.
     """
     if progress is None:
         progress = partial(log.info, "backend %s: %s", settings.name)
     if settings.command is not None:
+        if which(settings.command[0]) is None:
+            raise EngineError(f"there is no program {settings.command[0]} to run")
         return partial(run_command, settings.command, progress=progress)
     if settings.gguf is None:
         return None
+    require_engine()
     own = settings.gguf == DEMO_MODEL
     said: dict[str, Any] = {
         "slots": settings.slots,

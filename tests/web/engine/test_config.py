@@ -26,3 +26,12 @@ async def test_a_missing_engine_is_an_error_that_says_what_to_install(
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     with pytest.raises(EngineError, match=r"xllamacpp is not installed.*uv sync --extra demo"):
         await run_engine(EngineConfig(model=MODEL))
+
+
+async def test_a_directory_for_saved_slots_that_cannot_be_made_is_an_error_that_names_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    directory = tmp_path / "file" / "slots"
+    with pytest.raises(EngineError, match=f"{directory} cannot be a directory for saved slots: Not a dir"):
+        await run_engine(EngineConfig(model=MODEL, slot_save_path=directory))

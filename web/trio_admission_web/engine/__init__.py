@@ -11,5 +11,9 @@ from __future__ import annotations
 from ._errors import EngineError as EngineError
 from ._process import Engine as Engine
 from .command import run_command as run_command
-from .embedded import EngineConfig as EngineConfig, run_engine as run_engine
+from .embedded import (
+    EngineConfig as EngineConfig,
+    require_engine as require_engine,
+    run_engine as run_engine,
+)
 from .model import Model as Model, fetch_model as fetch_model, find_model as find_model

@@ -58,6 +58,16 @@ class EngineConfig:
 def _ignore(_line: str) -> None: ...
 
 
+def require_engine() -> None:
+    """See that the embedded engine is installed.
+
+    Raises:
+        EngineError: It is not; the text says how to get it.
+    """
+    if find_spec("xllamacpp") is None:
+        raise EngineError(missing_extra(["xllamacpp"], "demo"))
+
+
 async def run_engine(
     config: EngineConfig,
     *,
@@ -73,10 +83,9 @@ async def run_engine(
     Raises:
         EngineError: it did not start, or it died; with the last lines of its log.
     """
-    if find_spec("xllamacpp") is None:
-        raise EngineError(missing_extra(["xllamacpp"], "demo"))
+    require_engine()
     if config.slot_save_path is not None:
-        config.slot_save_path.mkdir(parents=True, exist_ok=True)
+        _make(config.slot_save_path)
     api_key = secrets.token_urlsafe(32)
     progress(f"loading {config.model.name}")
     begun = trio.current_time()
@@ -100,6 +109,13 @@ async def run_engine(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EngineError(f"{directory} cannot be a directory for saved slots: {error.strerror}") from error
 
 
 def _options(config: EngineConfig) -> str:
