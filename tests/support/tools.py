@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import sys
+from typing import Any, Literal
 
 import trio
 
 from trio_admission_web.tools import ToolError, current_request, tool
 
-PLACES = tuple(f"{__name__}:{name}" for name in ("find", "nap", "fail", "flip", "whose", "whose_in_thread"))
+PLACES = tuple(
+    f"{__name__}:{name}"
+    for name in (
+        "find",
+        "nap",
+        "fail",
+        "flip",
+        "whose",
+        "whose_in_thread",
+        "leave",
+        "leave_in_thread",
+        "spill",
+    )
+)
 
 
 @tool
@@ -46,3 +60,21 @@ def whose_in_thread() -> str:
 async def flip(side: Literal["heads", "tails"]) -> str:
     """Flip a coin and bet on a side."""
     return f"You lose with {side}."
+
+
+@tool(approval="never")
+async def leave() -> str:
+    """Try to end the whole process."""
+    sys.exit(1)
+
+
+@tool(approval="never")
+def leave_in_thread() -> str:
+    """Try to end the whole process."""
+    sys.exit(1)
+
+
+@tool(approval="never")
+async def spill(anything: Any = None) -> str:
+    """Return ten million characters, the first of which is none."""
+    return "\ud800" + 10**7 * "x"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
-from .tools import ToolError, current_request
+from .tools import ToolError, current_request, fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger(__name__)
 
-# Characters of a result that the client is shown; the model gets all of it.
+# Characters of a result that the client is shown, and of changed arguments that the model is.
 _SHOWN: Final = 2000
 
 
@@ -74,14 +74,16 @@ class Caller:
                 edited = await self._ask(tool, arguments, about, tell)
                 if edited is not None:
                     arguments = edited
-                    note = f"(The user changed the arguments to {json.dumps(edited, ensure_ascii=False)}.)\n"
+                    shown = json.dumps(edited, ensure_ascii=False)[:_SHOWN]
+                    note = f"(The user changed the arguments to {shown}.)\n"
             tell({"type": "tool_started", **about, "arguments": arguments})
-            result = note + await tool.call(arguments)
+            result = fit(note + await tool.call(arguments))
         except ToolError as error:
             if error.__cause__ is not None:
                 log.warning("request %s: tool %s failed (%r)", self._request, call.name, error.__cause__)
-            tell({"type": "tool_result", **about, "ok": False, "result": str(error)})
-            return f"Error: {error}"
+            result = fit(str(error))
+            tell({"type": "tool_result", **about, "ok": False, "result": result[:_SHOWN]})
+            return f"Error: {result}"
         tell({"type": "tool_result", **about, "ok": True, "result": result[:_SHOWN]})
         return result
 

@@ -12,6 +12,8 @@ from trio_admission_web.tools import Tool, ToolError, ToolLoadError, load_tools,
 from trio_admission_web.tools.builtin import calculate, current_time
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trio.testing import MockClock
 
 
@@ -36,6 +38,12 @@ async def book(  # noqa: D417 - not every argument needs a word
     """
     await trio.sleep(3)
     return {"city": city, "nights": nights}
+
+
+@tool(name="calculate")
+async def own_calculate() -> str:
+    """Have the name of a built-in tool."""
+    return ""
 
 
 def test_a_function_is_described_by_its_annotations_and_docstring() -> None:
@@ -191,6 +199,31 @@ def test_tools_are_found_by_module_and_attribute() -> None:
     tools = load_tools([f"{__name__}:book"])
     assert set(tools) >= {"book", "calculate", "current_time"}
     assert isinstance(tools["book"], Tool)
+
+
+def install(folder: Path, *points: str) -> None:
+    """Make what a package's installation leaves in a folder that is on the path."""
+    info = folder / "somebodys_tools-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys-tools\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("\n".join(("[trio_admission.tools]", *points)))
+
+
+def test_tools_of_installed_packages_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, f"any = {__name__}:book", f"own = {__name__}:own_calculate")
+    monkeypatch.syspath_prepend(tmp_path)
+    tools = load_tools()
+    assert tools["book"] is book
+    assert tools["calculate"] is own_calculate  # the later one counts
+
+
+def test_an_installed_package_whose_tool_is_broken_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "any = no.such.module:tool")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ToolLoadError, match="no.such.module:tool"):
+        load_tools()
 
 
 @pytest.mark.parametrize(

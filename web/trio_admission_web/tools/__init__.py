@@ -6,5 +6,6 @@ from .tool import (
     Tool as Tool,
     ToolError as ToolError,
     current_request as current_request,
+    fit as fit,
     tool as tool,
 )

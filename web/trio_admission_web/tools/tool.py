@@ -97,21 +97,23 @@ class Tool:
             ToolError: It took too long, raised, or returned what JSON does not have. What it raised is the
                 error's cause and not in its text.
         """
-        try:
-            with trio.fail_after(self.timeout):
+        with trio.move_on_after(self.timeout) as scope:
+            try:
                 result = await self._run(arguments)
-        except trio.TooSlowError:
-            raise ToolError(f"{self.name} gave no result within {self.timeout:g} s.") from None
-        except ToolError:
-            raise
-        except Exception as error:
-            raise ToolError(f"{self.name} failed.") from error
+            except ToolError:
+                raise
+            except BaseException as error:  # a tool that calls sys.exit() ends its call and not the gateway
+                if _ends_us(error):
+                    raise
+                raise ToolError(f"{self.name} failed.") from error
+        if scope.cancelled_caught:
+            raise ToolError(f"{self.name} gave no result within {self.timeout:g} s.")
         if not isinstance(result, str):
             try:
                 result = json.dumps(result, ensure_ascii=False, allow_nan=False)
             except (TypeError, ValueError, RecursionError) as error:
                 raise ToolError(f"{self.name} failed.") from error
-        return result[:_LONGEST_RESULT]
+        return fit(result)
 
     async def _run(self, arguments: Mapping[str, Any]) -> object:
         if inspect.iscoroutinefunction(self.function):
@@ -120,6 +122,18 @@ class Tool:
         return await trio.to_thread.run_sync(
             partial(self.function, **arguments), abandon_on_cancel=True, limiter=self._limiter
         )
+
+
+def fit(text: str) -> str:
+    """Cut a text for the model to what its context may have to bear, and replace what UTF-8 does not have."""
+    return text[:_LONGEST_RESULT].encode(errors="replace").decode()
+
+
+def _ends_us(error: BaseException) -> bool:
+    kinds = (trio.Cancelled, KeyboardInterrupt)
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(kinds) is not None
+    return isinstance(error, kinds)
 
 
 @overload

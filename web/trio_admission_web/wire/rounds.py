@@ -8,12 +8,13 @@ again in the follow-up.
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
 from trio_admission_web.problems import ProblemError, bad_gateway, invalid_request
 
-from .body import read_object
+from .body import read_list, read_object
 from .sse import EventScanner, read_fields, split_events
 from .streamed import DONE, FOREIGN, Streamed, dump, load
 
@@ -48,7 +49,9 @@ class Rounds(Streamed):
         body = read_object(raw)
         if self.slots != 1:
             raise ProblemError(invalid_request("'n' must be 1 with tools of the gateway.", "n"))
-        names = [self._name_of(each) for each in body.get("tools") or ()]
+        read_list(body, "messages")
+        tools = [] if body.get("tools") is None else read_list(body, "tools")
+        names = [self._name_of(each) for each in tools]
         if clash := self._own.intersection(name for name in names if isinstance(name, str)):
             message = f"The tool {min(clash)!r} is both yours and the gateway's."
             raise ProblemError(invalid_request(message, "tools"))
@@ -122,11 +125,13 @@ class Rounds(Streamed):
 
 
 def read_arguments(text: str) -> Any:
-    """The arguments of a call, as JSON; None if they are none."""
+    """The arguments of a call, as JSON; None if they are none, or such that the backend cannot read them."""
     try:
-        return load((text or "{}").encode(errors="surrogatepass"))
+        value = json.loads(text or "{}")
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # NaN, 1e999, a lone surrogate
     except (ValueError, RecursionError):
         return None
+    return value
 
 
 def add_up(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
