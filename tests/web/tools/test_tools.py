@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ import trio
 
 from trio_admission_web.tools import Tool, ToolError, ToolLoadError, load_tools, tool
 from trio_admission_web.tools.builtin import calculate, current_time
+from trio_admission_web.tools.schema import complaints
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,6 +86,30 @@ def test_arguments_that_fit_are_taken() -> None:
     assert book.check(arguments) is arguments
 
 
+@pytest.mark.parametrize(
+    ("value", "schema", "wrong"),
+    [
+        ("x", {"type": ["string", "null"]}, []),
+        (None, {"type": ["string", "null"]}, []),
+        (3, {"type": ["string", "null"]}, ["it must be a string or null"]),
+        ([3, "x"], {"items": True}, []),
+        ([3], {"items": False}, ["it[0] must not be there"]),
+        ({"a": 1}, {"additionalProperties": True}, []),
+        ({"a1": 1}, {"patternProperties": {"^a": {}}, "additionalProperties": False}, []),
+        ({"a": 1}, {"properties": {"a": False}}, ["it.a is not an argument"]),
+        (3, {"$ref": "#/$defs/number"}, []),
+        (3, {"anyOf": [True, {"type": "string"}]}, []),
+        (3, {"anyOf": [{"type": ["array", "null"]}, False]}, ["it must be an array or null or a JSON value"]),
+        (math.nan, {}, ["it must be a JSON value"]),
+        (math.inf, {"type": "number"}, ["it must be a number"]),
+    ],
+)
+def test_schemas_that_others_have_written_are_understood_as_far_as_it_goes(
+    value: object, schema: dict[str, Any], wrong: list[str]
+) -> None:
+    assert list(complaints(value, schema, "it")) == wrong
+
+
 def test_a_function_that_cannot_be_described_is_refused() -> None:
     def bare(x) -> None: ...  # type: ignore[no-untyped-def]  # noqa: ANN001
 
@@ -139,6 +165,35 @@ async def test_what_a_tool_raises_is_not_told_to_the_model() -> None:
     for each in (secret, odd):
         with pytest.raises(ToolError, match=rf"\A{each.name} failed\.\Z"):
             await each.call({})
+
+
+async def test_a_tool_that_runs_out_of_its_own_time_has_failed(autojump_clock: MockClock) -> None:
+    @tool(timeout=5)
+    async def hasty() -> None:
+        """Give up."""
+        with trio.fail_after(1):
+            await trio.sleep_forever()
+
+    with pytest.raises(ToolError, match=r"\Ahasty failed\.\Z"):
+        await hasty.call({})
+
+
+async def test_a_call_that_is_cancelled_is_cancelled_whatever_goes_wrong_then(
+    autojump_clock: MockClock,
+) -> None:
+    @tool
+    async def messy() -> None:
+        """Fail in the middle of a cancel."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise OSError
+
+    with pytest.RaisesGroup(OSError), trio.move_on_after(1) as scope:
+        await messy.call({})
+    assert scope.cancelled_caught
 
 
 @pytest.mark.parametrize(
@@ -222,7 +277,7 @@ def test_an_installed_package_whose_tool_is_broken_is_named(
 ) -> None:
     install(tmp_path, "any = no.such.module:tool")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ToolLoadError, match="no.such.module:tool"):
+    with pytest.raises(ToolLoadError, match=r"no\.such\.module:tool"):
         load_tools()
 
 
