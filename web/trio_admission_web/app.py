@@ -13,9 +13,13 @@ from .backend import Backend
 from .gateway import Gateway
 from .routes import add_routes
 from .serving.app import ServingApp
+from .supervision import USUAL
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .settings import Settings
+    from .supervision import Patience
     from .upstream import Network
 
 
@@ -34,15 +38,30 @@ class App(ServingApp):
         return self.gateway.apply(settings)
 
 
-def create_app(settings: Settings, *, network: Network = trio.open_tcp_stream) -> App:
+def create_app(
+    settings: Settings,
+    *,
+    network: Network = trio.open_tcp_stream,
+    progress: Callable[[str], None] | None = None,
+    patience: Patience = USUAL,
+) -> App:
     """Make the application.
 
     Args:
         settings: What it is told.
         network: Opens connections, by host and port; a test may have something else than TCP.
+        progress: Gets a line for each step in the start of a server that is ours; None = they are logged.
+        patience: When such a server is started again.
+
+    Raises:
+        EngineError: There is no such program or model to start.
+        ToolLoadError: There is no such tool.
     """
     budget = None if settings.max_parked is None else ParkBudget(settings.max_parked)
-    backends = [Backend(each, settings.admission, network, budget) for each in settings.backends]
+    backends = [
+        Backend(each, settings.admission, network, budget, progress=progress, patience=patience)
+        for each in settings.backends
+    ]
     app = App(__name__)
     app.gateway = Gateway(settings, backends)
     app.apply(settings)
@@ -54,7 +73,7 @@ def create_app(settings: Settings, *, network: Network = trio.open_tcp_stream) -
         with watching:
             async with trio.open_nursery() as nursery:
                 for backend in backends:
-                    nursery.start_soon(backend.watch)
+                    nursery.start_soon(backend.run)
                 if budget is None:
                     for backend in backends:
                         while not backend.condition.serves:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -12,13 +14,17 @@ from trio_admission import SlotPool
 
 from .condition import Condition, State
 from .probing import ask, busy_slots, look, model_entries
+from .supervision import USUAL, starter, supervise
 from .upstream import Upstream
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trio_admission import AdmissionConfig, ParkBudget
 
     from .probing import Props
     from .settings import BackendSettings
+    from .supervision import Patience
     from .upstream import Network
 
 log: Final = logging.getLogger(__name__)
@@ -39,6 +45,17 @@ class Backend:
 
     ``pool`` begins with the slots that were configured, or one, and is resized when the server says how
     many it has: never more requests go upstream than that, so the line is here and not in the server.
+
+    Args:
+        settings: What is configured.
+        admission: The settings of its pool.
+        network: Opens connections, by host and port; a test may have something else than TCP.
+        park_budget: Shared with other pools; None = the library's default one.
+        progress: Gets a line for each step in the start of a server that is ours; None = they are logged.
+        patience: When a server of ours is started again.
+
+    Raises:
+        EngineError: There is no such program or model to start.
     """
 
     def __init__(
@@ -47,7 +64,11 @@ class Backend:
         admission: AdmissionConfig,
         network: Network = trio.open_tcp_stream,
         park_budget: ParkBudget | None = None,
+        *,
+        progress: Callable[[str], None] | None = None,
+        patience: Patience = USUAL,
     ) -> None:
+        self.settings = settings
         self.name = settings.name
         self.models = settings.models
         self.aliases = settings.aliases
@@ -59,7 +80,13 @@ class Backend:
             config=admission,
             park_budget=park_budget,
         )
-        self.condition = Condition(self.pool, settings.away_limit)
+        self._own_files: TemporaryDirectory[str] | None = None
+        if settings.gguf is not None and settings.slot_save_path is None:
+            self._own_files = TemporaryDirectory(prefix="trio-admission-slots-")
+        self._start = starter(settings, slot_files=self.slot_files, progress=progress)
+        self._patience = patience
+        # Whoever starts a server knows better than a clock whether it will be back.
+        self.condition = Condition(self.pool, settings.away_limit if self._start is None else None)
         self.context: int | None = None
         """Tokens that one sequence may have, if the server has said so."""
         self._configured = settings.slots
@@ -72,11 +99,46 @@ class Backend:
         self._hurried = False
         self._said: dict[str, str] = {}  # the last line in the log, by what it is about
 
-    async def watch(self) -> None:
-        """Look at the server again and again, for ever: at once when it is doubted.
+    @property
+    def slot_files(self) -> Path | None:
+        """The directory to which the server saves slots, if it does."""
+        if self._own_files is not None:
+            return Path(self._own_files.name)
+        return None if self.settings.slot_save_path is None else Path(self.settings.slot_save_path)
 
-        Blocks for ever. A server that serves is looked at every 10 s, any other at least every 5 s.
-        """
+    async def run(self) -> None:
+        """Start the server, if it is ours to start, and watch it. Blocks until cancelled, then stops it."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch)
+                if self._start is not None:
+                    await supervise(
+                        self.name,
+                        self._start,
+                        up=self._up,
+                        down=self._down,
+                        given_up=self._give_up,
+                        patience=self._patience,
+                    )
+        finally:
+            if self._own_files is not None:
+                self._own_files.cleanup()
+
+    def _up(self, url: str, api_key: str) -> None:
+        self.upstream.point_at(url, api_key)
+        self.condition.doubt()
+
+    def _down(self, _reason: str) -> None:
+        self.upstream.point_at(None)
+        self.condition.found(State.GONE)
+
+    def _give_up(self, reason: str) -> None:
+        self.upstream.point_at(None)
+        self.condition.found(State.GONE)
+        self.condition.give_up(reason)
+
+    async def _watch(self) -> None:
+        """Look again and again: at once when the server is doubted, every 10 s while it serves, else 5 s."""
         pause = _FIRST_PAUSE
         while True:
             await self.look()
@@ -87,8 +149,12 @@ class Backend:
 
     async def look(self) -> State:
         """Ask the server what it does, and let that hold or release the line. Blocks for a few seconds."""
-        held = self.pool.statistics().held
-        state, heard, props = await look(self.upstream, at_slots=held > 0)
+        address = self.upstream.url
+        if address is None:
+            return self.condition.state  # `supervise` says when it can be asked
+        state, heard, props = await look(self.upstream, at_slots=self.pool.statistics().held > 0)
+        if address != self.upstream.url:
+            return self.condition.state  # that was another process
         if props is not None:
             self._take(props)
         self._note("state", logging.INFO if state.serves else logging.WARNING, f"is {state.value}: {heard}")

@@ -54,6 +54,8 @@ class Condition:
     def __init__(self, pool: SlotPool, away_limit: float | None) -> None:
         self.state = State.LOADING
         self.is_given_up = False
+        self.reason = ""
+        """Why it was given up: a sentence, and maybe the end of the server's log in further lines."""
         self.on_give_up: Callable[[str], None] = _nobody
         """Called with the pool's name when the backend is given up, and at each look that finds it so."""
         self._pool = pool
@@ -104,12 +106,13 @@ class Condition:
         else:
             self._suspend(state.value)
             if self._is_away_too_long():
-                self.give_up()
+                self.give_up("it has been away for too long")
         self._tell()
 
-    def give_up(self) -> None:
+    def give_up(self, reason: str) -> None:
         """Send those who wait away, and refuse newcomers, until the backend is found again."""
         self.is_given_up = True
+        self.reason = reason
         self.on_give_up(self._pool.name)
         self._tell()
 

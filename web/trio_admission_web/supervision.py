@@ -42,6 +42,9 @@ class Patience:
     """It is given up when it has ended so often in a row without having come up."""
 
 
+USUAL: Final = Patience()
+
+
 @final
 class Restarts:
     """Counts the ends of a server."""
@@ -74,7 +77,7 @@ async def supervise(
     up: Callable[[str, str], None],
     down: Callable[[str], None],
     given_up: Callable[[str], None],
-    patience: Patience = Patience(),
+    patience: Patience = USUAL,
 ) -> None:
     """Run a server, and run it again whenever it has ended.
 

@@ -163,6 +163,7 @@ class Upstream:
 
     def point_at(self, url: str | None, api_key: str | None = None) -> None:
         """Send what comes from now on to this address, with this key. None = there is none to send it to."""
+        self.url = url
         address = urlsplit(url or "")
         self._host = address.hostname
         self._port = address.port or (443 if address.scheme == "https" else 80)
