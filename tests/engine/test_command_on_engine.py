@@ -55,13 +55,16 @@ async def test_a_killed_server_comes_back_on_another_port_and_is_gone_at_the_end
         first = await answer_of(*ups[0])
         assert first
         assert await slots_of(*ups[0]) == 2
-        [killed] = set(children(os.getpid())) - before
-        os.kill(killed, signal.SIGKILL)
+        [guard] = set(children(os.getpid())) - before
+        [server] = children(guard)
+        os.kill(server, signal.SIGKILL)
         await until(lambda: len(ups) == 2, seconds=60)
-        assert "stopped by itself (exit status -9)" in downs[0]
+        assert "stopped by itself (exit status 137)" in downs[0]
         assert ups[0] != ups[1]
         assert await answer_of(*ups[1]) == first
-        [stopped] = set(children(os.getpid())) - before
+        [guard] = set(children(os.getpid())) - before
+        [server] = children(guard)
         nursery.cancel_scope.cancel()
     assert len(downs) == 1
-    assert is_gone(stopped)
+    assert is_gone(guard)
+    assert is_gone(server)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,7 +30,8 @@ async def end_of(words: Sequence[str]) -> tuple[Engine, str]:
     try:
         async with trio.open_nursery() as nursery:
             engine = await nursery.start(run_command, words)
-            os.kill(engine.pid, signal.SIGKILL)
+            [server] = children(engine.pid)
+            os.kill(server, signal.SIGKILL)
     except* EngineError as group:
         said = str(group.exceptions[0])
     assert engine is not None
@@ -57,7 +59,7 @@ async def test_it_gets_address_and_key_and_each_run_another() -> None:
     ends = [await end_of([*COMMAND, "loads:0"]) for _ in range(2)]
     for engine, said in ends:
         host, port = engine.url.removeprefix("http://").split(":")
-        assert "stopped by itself (exit status -9); the end of its log:" in said
+        assert "stopped by itself (exit status 137); the end of its log:" in said
         assert f"arguments loads:0 --host {host} --port {port}" in said
         assert f"key {engine.api_key}" in said  # from the environment: it is not among the arguments
     assert ends[0][0].api_key != ends[1][0].api_key
@@ -74,8 +76,16 @@ async def test_one_that_does_not_start_is_an_error_with_all_that_it_has_said() -
     ("program", "reason"), [("no-such-server", "No such file or directory"), ("/", "Permission denied")]
 )
 async def test_a_program_that_cannot_be_run_is_an_error_that_says_so(program: str, reason: str) -> None:
-    with pytest.raises(EngineError, match=f"cannot be started: {reason}"):
+    with pytest.raises(
+        EngineError, match=rf"did not start(?s:.*)\n    {program} cannot be started: {reason}"
+    ):
         await run_command([program])
+
+
+async def test_a_machine_that_can_start_nothing_is_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(EngineError, match=r"llama-server cannot be started: No such file or directory"):
+        await run_command(["llama-server"])
 
 
 @pytest.mark.parametrize(("ignored", "obeys"), [(0, True), (1, True), (2, False)])
@@ -117,3 +127,29 @@ async def test_nothing_is_left_of_one_that_was_started_by_another_program(
             await nursery.start(run_command, wrapper)
             nursery.cancel_scope.cancel()
     await until(lambda: is_gone(int(note.read_text())))
+
+
+async def test_it_dies_with_its_parent() -> None:
+    parent = await trio.lowlevel.open_process(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+    assert parent.stdout is not None
+    guard = int(await parent.stdout.receive_some())
+    [server] = children(guard)
+    parent.kill()
+    await parent.wait()
+    await until(lambda: is_gone(guard) and is_gone(server))
+
+
+PARENT = """
+import trio
+from tests.support.small_server import COMMAND
+from trio_admission_web.engine import run_command
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        engine = await nursery.start(run_command, [*COMMAND, "loads:0"])
+        print(engine.pid, flush=True)
+
+trio.run(main)
+"""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import socket
 import subprocess
-from pathlib import PurePath
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -15,6 +16,7 @@ from ._process import Engine, run_process
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+_GUARD: Final = Path(__file__).with_name("_guard.py")
 _HOST: Final = "127.0.0.1"
 # llama-server reads it. Every user of the machine can read a command line, but not an environment.
 _KEY_VARIABLE: Final = "LLAMA_API_KEY"
@@ -38,7 +40,8 @@ async def run_command(
 
     `await nursery.start(run_command, command)` returns the `Engine` when it says that it is ready, however
     long it loads. It listens on a free port of 127.0.0.1 and asks for a key that is made for this one run.
-    However this ends, the process is gone afterwards; requests that are open then are cut.
+    However this ends, the process is gone afterwards, and so it is when this process is killed; requests that
+    are open then are cut.
 
     Args:
         command: The program and its arguments, without address and key.
@@ -50,7 +53,7 @@ async def run_command(
     """
     api_key = secrets.token_urlsafe(32)
     port = _free_port()
-    name = PurePath(command[0]).name
+    name = Path(command[0]).name
     progress(f"starting {name}")
     begun = said = trio.current_time()
 
@@ -67,11 +70,11 @@ async def run_command(
 
     await run_process(
         name,
-        [*command, "--host", _HOST, "--port", str(port)],
+        [sys.executable, "-IS", str(_GUARD), *command, "--host", _HOST, "--port", str(port)],
         environ={_KEY_VARIABLE: api_key},
         ready=ready,
         task_status=task_status,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # its end tells the guard that we are gone
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
