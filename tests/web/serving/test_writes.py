@@ -1,15 +1,22 @@
-"""A client that does not read cannot hold anything for long."""
+"""A client that does not read cannot hold anything for long; and what goes to one that does, goes at once."""
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING
+
 import pytest
 import trio
+from quart import Response
 from quart_trio import QuartTrio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.serving import LARGE, add_views, descriptors, get, serving, tasks, until
 from trio_admission_web.serving import transport
 from trio_admission_web.serving.app import ServingApp
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 
 @pytest.fixture
@@ -73,3 +80,39 @@ async def test_a_client_that_stops_reading_does_not_hold_up_the_shutdown() -> No
             await wait_all_tasks_blocked(0.05)
             server.stop.set()
             await until(lambda: tasks() < before)
+
+
+@pytest.mark.parametrize("target", ["/", "/nowhere"])
+async def test_an_answer_whose_length_is_known_is_one_write(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[bytes] = []
+    write = os.write
+
+    def note(descriptor: int, data: bytes) -> int:
+        writes.append(bytes(data))
+        return write(descriptor, data)
+
+    async with serving(serving_app()) as server, server.client() as client:
+        monkeypatch.setattr(os, "write", note)
+        answer = await client.ask("GET", target)
+        monkeypatch.undo()
+    (whole,) = writes
+    assert whole.startswith(b"HTTP/1.1 ")
+    assert whole.endswith(answer.body)
+
+
+async def test_the_head_of_a_stream_does_not_wait_for_its_first_event() -> None:
+    app = ServingApp("app")
+
+    @app.get("/late")
+    async def late() -> Response:
+        async def body() -> AsyncIterator[bytes]:
+            await trio.sleep_forever()
+            yield b""
+
+        return Response(body(), mimetype="text/event-stream")
+
+    async with serving(app) as server, server.client(get("/late")) as client:
+        with trio.fail_after(10):
+            assert (await client.read_head()).status == 200

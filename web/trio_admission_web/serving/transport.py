@@ -12,7 +12,7 @@ What Hypercorn 0.18 does wrong, and what is done about it here:
   `HangUp` closes in the order that HTTP asks for.
 * After a client has closed an idle connection, its socket stays open until the idle timer runs out.
 * A server that stops closes idle connections at once, also one whose request is on its way. `_idle_timeout`
-  waits for it.
+  waits for it. It is one task for a connection, where Hypercorn starts one for each pause between requests.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Transport(TCPServer):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._receiving = trio.CancelScope()  # round the read that is waiting
+        self._idling = trio.CancelScope()  # has a deadline while no request is there
         self._hangs_up_at = inf  # set once we have said that nothing more is sent
-        self._dropped = False
 
     async def run(self) -> None:
         """Serve the connection until it ends; whatever goes wrong in it is logged and ends it alone."""
@@ -80,7 +80,9 @@ class Transport(TCPServer):
             await self._write(event.data)
         elif isinstance(event, HangUp):
             await self._hang_up()
-        elif not (self._dropped and isinstance(event, Updated)):  # a dead connection needs no idle timer
+        elif isinstance(event, Updated):
+            self._idling.deadline = self._end_of_idling() if event.idle else inf
+        else:
             await super().protocol_send(event)
 
     async def _write(self, data: bytes) -> None:
@@ -141,10 +143,16 @@ class Transport(TCPServer):
                 pass
         return b""
 
+    def _end_of_idling(self) -> float:
+        return trio.current_time() + self.config.keep_alive_timeout
+
     async def _idle_timeout(self) -> None:
-        with trio.move_on_after(self.config.keep_alive_timeout):
+        self._idling.deadline = self._end_of_idling()
+        with self._idling:
             await self.context.terminated.wait()
-            await trio.sleep(LAST_CALL)
+            if self._idling.deadline < inf:
+                self._idling.deadline = min(self._idling.deadline, trio.current_time() + LAST_CALL)
+            await trio.sleep_forever()
         with trio.CancelScope(shield=True):
             await self._initiate_server_close()
 
@@ -162,7 +170,6 @@ class Transport(TCPServer):
         self._drop()
 
     def _drop(self) -> None:
-        self._dropped = True
         self._socket.close()
 
 
