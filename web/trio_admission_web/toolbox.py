@@ -93,7 +93,7 @@ class Toolbox:
             ProblemError: `invalid_request`, also for tools that there are not.
         """
         offer = read_offer(raw)
-        if offer is None:
+        if offer is None or not offer.tools:
             return read(raw), None
         if read not in _ROUNDS:
             message = "Tools of the gateway go with chat completions and messages only."

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trio_admission_web.wire.account import count_tokens
+from trio_admission_web.wire.account import Account, read_accounts
 from trio_admission_web.wire.chat import Chat
 
 TIMINGS = {"prompt_n": 7, "predicted_n": 3}
@@ -31,7 +31,8 @@ def event(**members: object) -> bytes:
     ],
 )
 def test_tokens_count_where_a_choice_is_accounted_for(events: bytes, tokens: tuple[int, int]) -> None:
-    assert count_tokens(events) == tokens
+    accounts = read_accounts(events)
+    assert (sum(each.prompt for each in accounts), sum(each.generated for each in accounts)) == tokens
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -41,3 +42,9 @@ def test_an_exchange_tells_its_tokens_stream_or_not(*, stream: bool) -> None:
     for data in (end[:9], end[9:], b"data: [DONE]\n\n"):
         exchange.relay(data)
     assert exchange.tokens == (7, 3)
+    assert exchange.account == Account(7, 3)
+
+
+def test_the_account_says_what_was_still_known_and_how_long_the_rest_took() -> None:
+    timings = TIMINGS | {"cache_n": 90, "prompt_ms": 12.5}
+    assert read_accounts(event(choices=[], timings=timings)) == [Account(7, 3, 90, 12.5)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 from .sse import read_fields, split_events
 
@@ -10,20 +11,43 @@ TIMINGS = b'"timings"'
 """What every event that tells it contains."""
 
 
-def count_tokens(events: bytes) -> tuple[int, int]:
-    """Sum the tokens that events account for: of prompts, those that were read anew, and those generated.
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What one prompt and its answer have cost.
+
+    Args:
+        prompt: Tokens of the prompt that were read anew.
+        generated: Tokens of the answer.
+        cached: Tokens of the prompt that the backend still knew.
+        prompt_ms: Milliseconds for the tokens that were read anew; None if it is not said.
+    """
+
+    prompt: int
+    generated: int
+    cached: int = 0
+    prompt_ms: float | None = None
+
+
+def read_accounts(events: bytes) -> list[Account]:
+    """Return what events account for, one for each choice.
 
     A choice is accounted for with its end or right behind it. Events before that may tell how far it is
     (`timings_per_token`), which does not count, and neither does what cannot be read.
     """
-    prompt = generated = 0
+    found = []
     for event in split_events(events):
         try:
             chunk = json.loads(read_fields(event).get(b"data", b""))
             timings = chunk["timings"]
             if chunk.get("stop", True) and all(part["finish_reason"] for part in chunk.get("choices", ())):
-                prompt += int(timings["prompt_n"])
-                generated += int(timings["predicted_n"])
+                prompt_ms = timings.get("prompt_ms")
+                account = Account(
+                    max(0, int(timings["prompt_n"])),
+                    max(0, int(timings["predicted_n"])),
+                    max(0, int(timings.get("cache_n", 0))),
+                    None if prompt_ms is None else float(prompt_ms),
+                )
+                found.append(account)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
             continue
-    return max(0, prompt), max(0, generated)
+    return found

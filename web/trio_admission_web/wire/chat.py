@@ -6,14 +6,16 @@ from typing import Any
 
 from .body import read_choices, read_flag, read_limit, read_list, read_object, read_text
 from .choices import AS_STREAM, LIMITS, Choice, Choices
+from .offer import for_upstream, read_conversation
 from .prefill import Prefill, read_prefill
-from .splice import splice
 
 
 class Chat(Choices):
     """A chat completion; see `Exchange`."""
 
     path = "/v1/chat/completions"
+    _limits = LIMITS
+    _count_path = "/v1/chat/completions/input_tokens"
     _object = "chat.completion"
 
     def __init__(self, raw: bytes) -> None:
@@ -23,8 +25,10 @@ class Chat(Choices):
         self.model = read_text(body, "model")
         self.stream = read_flag(body, "stream")
         self.slots = read_choices(body)
-        self.output_limit = read_limit(body, *LIMITS)
-        self.upstream_body = raw if self.stream else splice(raw, AS_STREAM)
+        self.output_limit = read_limit(body, *self._limits)
+        self.conversation = read_conversation(body)
+        self.can_be_pinned = self.slots == 1
+        self.upstream_body = for_upstream(raw, body, {} if self.stream else AS_STREAM)
         self.has_tools = bool(body.get("tools"))
         self._prefill = Prefill() if self.stream else read_prefill(messages)
 

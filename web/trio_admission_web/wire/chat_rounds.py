@@ -23,8 +23,7 @@ class ChatRounds(Rounds, Chat):
     def __init__(self, raw: bytes, functions: Sequence[Function]) -> None:
         super().__init__(raw, functions)
         self._first: dict[str, Any] = {}
-        body = splice(self.upstream_body, {"admission": None})
-        self.upstream_body = extend(body, "tools", map(_describe, functions))
+        self.upstream_body = extend(self.upstream_body, "tools", map(_describe, functions))
 
     def notice(self, facts: Mapping[str, Any]) -> bytes:
         """A chunk without choices and with `admission`."""

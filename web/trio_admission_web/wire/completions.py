@@ -15,13 +15,15 @@ from .body import (
     require,
 )
 from .choices import AS_STREAM, LIMITS, Choice, Choices
-from .splice import splice
+from .counting import count_prompt
+from .offer import for_upstream, read_conversation
 
 
 class Completions(Choices):
     """A text completion of one or several prompts; see `Exchange`."""
 
     path = "/v1/completions"
+    _limits = LIMITS
     _object = "text_completion"
 
     def __init__(self, raw: bytes) -> None:
@@ -31,8 +33,16 @@ class Completions(Choices):
         self.model = read_text(body, "model")
         self.stream = read_flag(body, "stream")
         self.slots = prompts * max(read_choices(body), read_count(body, "best_of"))
+        self._prompt = body["prompt"]
         self.output_limit = read_limit(body, *LIMITS)
-        self.upstream_body = raw if self.stream else splice(raw, AS_STREAM)
+        self.conversation = read_conversation(body)
+        self.can_be_pinned = self.slots == 1
+        self.upstream_body = for_upstream(raw, body, {} if self.stream else AS_STREAM)
+
+    @property
+    def count(self) -> tuple[str, bytes] | None:
+        """See `Exchange.count`."""
+        return count_prompt(self._prompt)
 
     def _new_choice(self) -> Choice:
         return _TextChoice()

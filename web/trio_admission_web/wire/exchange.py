@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
     from trio_admission_web.problems import Problem
 
+    from .account import Account
+
 
 class Exchange(Protocol):
     """One request and its answer in one dialect.
@@ -43,6 +45,16 @@ class Exchange(Protocol):
         """Tokens that may be generated for each choice; None if the client set no limit."""
 
     @property
+    def count(self) -> tuple[str, bytes] | None:
+        """The backend's path and the body with which it can be asked for the tokens of the prompt.
+
+        None if there is no such path for this request.
+        """
+
+    def limit_output(self, limit: int) -> None:
+        """Ask the backend for at most so many tokens for each choice, instead of whatever was asked for."""
+
+    @property
     def has_tools(self) -> bool:
         """Whether the model may call tools of the client."""
 
@@ -52,7 +64,27 @@ class Exchange(Protocol):
 
     @property
     def upstream_body(self) -> bytes:
-        """The client's bytes, changed only to ask for a stream where the client did not."""
+        """The client's bytes, changed only to ask for a stream where the client did not, and without what is
+        not for the backend: `admission` and `id_slot`.
+        """
+
+    @property
+    def can_be_pinned(self) -> bool:
+        """Whether the backend lets itself be told the slot to decode in."""
+
+    def pinned(self, slot: int) -> bytes:
+        """`upstream_body` for this slot; only if it `can_be_pinned`."""
+
+    @property
+    def thread(self) -> Sequence[bytes]:
+        """What tells the conversation from others: a hash for each of its beginnings, the longest one last.
+
+        Nothing if there is nothing to tell it by. Takes a reading of the body each time.
+        """
+
+    @property
+    def account(self) -> Account | None:
+        """What the backend said that the last prompt and its answer have cost it."""
 
     def keepalive(self, position: int, estimated_wait: float | None, away: str | None = None) -> bytes:
         """One event that every client of the dialect ignores.

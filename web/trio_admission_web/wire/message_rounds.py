@@ -23,8 +23,7 @@ class MessageRounds(Rounds, Messages):
     def __init__(self, raw: bytes, functions: Sequence[Function]) -> None:
         self._base = 0  # index of this round's first block in the whole message
         super().__init__(raw, functions)
-        body = splice(self.upstream_body, {"admission": None})
-        self.upstream_body = extend(body, "tools", map(_describe, functions))
+        self.upstream_body = extend(self.upstream_body, "tools", map(_describe, functions))
 
     def notice(self, facts: Mapping[str, Any]) -> bytes:
         """A ping with `admission`."""

@@ -7,8 +7,8 @@ from typing import Any
 from trio_admission_web.problems import Problem, ProblemError, bad_gateway
 
 from .body import read_flag, read_limit, read_list, read_object, read_text
+from .offer import for_upstream
 from .prefill import Prefill, read_prefill
-from .splice import splice
 from .streamed import Streamed, dump, load
 
 
@@ -16,6 +16,8 @@ class Messages(Streamed):
     """An Anthropic message; see `Exchange`."""
 
     path = "/v1/messages"
+    _limits = ("max_tokens",)
+    _count_path = "/v1/messages/count_tokens"
     slots = 1
     _mark = b"message_stop"
 
@@ -25,8 +27,8 @@ class Messages(Streamed):
         messages = read_list(body, "messages")
         self.model = read_text(body, "model")
         self.stream = read_flag(body, "stream")
-        self.output_limit = read_limit(body, "max_tokens")
-        self.upstream_body = raw if self.stream else splice(raw, {"stream": b"true"})
+        self.output_limit = read_limit(body, *self._limits)
+        self.upstream_body = for_upstream(raw, body, {} if self.stream else {"stream": b"true"})
         self.has_tools = bool(body.get("tools"))
         self._message: dict[str, Any] = {}
         self._blocks = {} if self.stream else _prefilled(read_prefill(messages))

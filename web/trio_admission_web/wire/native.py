@@ -8,7 +8,8 @@ from trio_admission_web.problems import ProblemError, bad_gateway
 
 from .body import count_inputs, read_choices, read_flag, read_limit, read_object, read_text, require
 from .choices import LIMITS
-from .splice import splice
+from .counting import count_prompt
+from .offer import for_upstream, read_conversation
 from .streamed import Streamed, dump
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Completion(Streamed):
     """
 
     path = "/completion"
+    _limits = ("n_predict", *LIMITS)
     _mark = b'"stop":true'
     _needs: tuple[str, ...] = ("prompt",)
 
@@ -33,15 +35,24 @@ class Completion(Streamed):
         self.model = read_text(body, "model")
         self.stream = read_flag(body, "stream")
         self.slots = count_inputs(body.get("prompt")) * read_choices(body)
+        self._prompt = body.get("prompt")
         self.output_limit = read_limit(body, *LIMITS)
         self._fields = _read_response_fields(body)
         self._return_tokens = body.get("return_tokens") is True
         # An answer can be put together only from whole events, so the gateway picks the fields itself.
-        self.upstream_body = raw if self.stream else splice(raw, {"stream": b"true", "response_fields": None})
+        as_stream = {"stream": b"true", "response_fields": None}
+        self.conversation = read_conversation(body)
+        self.can_be_pinned = self.slots == 1
+        self.upstream_body = for_upstream(raw, body, {} if self.stream else as_stream)
         if self._fields:
             self._mark = b"data"  # `stop` may be one of the fields that the last event does not have
         self._unended = self.slots
         self._answers: dict[int, _Answer] = {}
+
+    @property
+    def count(self) -> tuple[str, bytes] | None:
+        """See `Exchange.count`."""
+        return count_prompt(self._prompt)
 
     def error_event(self, problem: Problem) -> bytes:
         """See `Exchange.error_event`."""

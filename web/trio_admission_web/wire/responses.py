@@ -10,7 +10,7 @@ from trio_admission_web.problems import Problem, upstream_error
 
 from .body import read_choices, read_flag, read_limit, read_object, read_text, require
 from .choices import LIMITS
-from .splice import splice
+from .offer import for_upstream, read_conversation
 from .streamed import Streamed, dump
 
 _LAST = {"response.completed", "response.incomplete", "response.failed"}
@@ -23,6 +23,8 @@ class Responses(Streamed):
     """
 
     path = "/v1/responses"
+    _limits = ("max_output_tokens", *LIMITS)
+    _count_path = "/v1/responses/input_tokens"
     _mark = b'"response":'  # a member of the events that begin and end a response
 
     def __init__(self, raw: bytes) -> None:
@@ -32,8 +34,10 @@ class Responses(Streamed):
         self.model = read_text(body, "model")
         self.stream = read_flag(body, "stream")
         self.slots = read_choices(body)
-        self.output_limit = read_limit(body, "max_output_tokens", *LIMITS)
-        self.upstream_body = raw if self.stream else splice(raw, {"stream": b"true"})
+        self.output_limit = read_limit(body, *self._limits)
+        self.conversation = read_conversation(body)
+        self.can_be_pinned = self.slots == 1
+        self.upstream_body = for_upstream(raw, body, {} if self.stream else {"stream": b"true"})
         self._begun: dict[str, Any] = {}
         self._ended: list[dict[str, Any]] = []
         self._sent = 0  # events, which is the sequence number of the next one

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trio_admission_web.problems import Problem, ProblemError, bad_gateway, upstream_error
 
-from .account import TIMINGS, count_tokens
+from .account import TIMINGS, Account, read_accounts
+from .splice import splice
 from .sse import EventScanner, read_fields, split_events
+from .thread import read_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Streamed(ABC):
@@ -21,17 +26,48 @@ class Streamed(ABC):
     """
 
     stream: bool
+    upstream_body: bytes
     has_tools = False
     calls_client = False
+    can_be_pinned = False
+    conversation: str | None = None
+    """What the client calls the conversation."""
+
+    output_limit: int | None
 
     _mark: bytes
     """What every last event contains; others may."""
+    _limits: tuple[str, ...]
+    """The members that may state the output limit, the dialect's own first."""
+    _count_path: str
+    """Where the backend counts the tokens of a prompt."""
 
     def __init__(self) -> None:
         self.finished = False
         self.failure: Problem | None = None
         self.tokens = (0, 0)
+        self.account: Account | None = None
         self._scanner = EventScanner()
+
+    @property
+    def thread(self) -> Sequence[bytes]:
+        """See `Exchange.thread`."""
+        return read_thread(load(self.upstream_body), self.conversation)
+
+    def pinned(self, slot: int) -> bytes:
+        """See `Exchange.pinned`."""
+        return splice(self.upstream_body, {"id_slot": b"%d" % slot})
+
+    @property
+    def count(self) -> tuple[str, bytes] | None:
+        """See `Exchange.count`."""
+        return self._count_path, self.upstream_body
+
+    def limit_output(self, limit: int) -> None:
+        """See `Exchange.limit_output`."""
+        others: dict[str, bytes | None] = dict.fromkeys(self._limits)
+        self.upstream_body = splice(self.upstream_body, others | {self._limits[0]: b"%d" % limit})
+        self.output_limit = limit
 
     def keepalive(self, position: int, estimated_wait: float | None, away: str | None = None) -> bytes:
         """A comment: `: queued position=3 estimated_wait=4.2` (seconds) in line, `: keepalive` elsewhere.
@@ -95,8 +131,9 @@ class Streamed(ABC):
     def _account(self, events: bytes) -> None:
         """Take note of the tokens that events account for."""
         if TIMINGS in events:
-            prompt, generated = count_tokens(events)
-            self.tokens = (self.tokens[0] + prompt, self.tokens[1] + generated)
+            for each in read_accounts(events):
+                self.tokens = (self.tokens[0] + each.prompt, self.tokens[1] + each.generated)
+                self.account = each
 
     def _pass(self, events: bytes) -> bytes:
         """Let events through to the client."""

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 from trio_admission_web.problems import ProblemError, bad_gateway
 
 from .body import count_inputs, read_object, read_text
+from .offer import for_upstream
 from .streamed import dump
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trio_admission_web.problems import Problem
+
+    from .account import Account
 
 
 class Unstreamed(ABC):
@@ -22,20 +25,31 @@ class Unstreamed(ABC):
     stream = False
     has_tools = False
     calls_client = False
+    can_be_pinned = False
+    thread = ()
     tokens = (0, 0)
+    account: Account | None = None
     finished = False
     failure: Problem | None = None
     output_limit: int | None = 0
+    count: tuple[str, bytes] | None = None
 
     def __init__(self, raw: bytes) -> None:
         body = read_object(raw)
         self.model = read_text(body, "model")
         self.slots = self._count_inputs(body)
-        self.upstream_body = raw
+        self.upstream_body = for_upstream(raw, body)
+
+    def pinned(self, slot: int) -> bytes:  # noqa: ARG002
+        """Nothing: the backend chooses the slot."""
+        return self.upstream_body
 
     def keepalive(self, position: int, estimated_wait: float | None, away: str | None = None) -> bytes:  # noqa: ARG002
         """Nothing: there is no stream to keep alive."""
         return b""
+
+    def limit_output(self, limit: int) -> None:  # noqa: B027
+        """Nothing: there is no output that could be limited."""
 
     def relay(self, data: bytes) -> bytes:  # noqa: ARG002
         """Nothing: see `answer`."""
