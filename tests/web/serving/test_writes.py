@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
-from quart import Response
+from quart import Response, request
 from quart_trio import QuartTrio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.serving import LARGE, add_views, descriptors, get, serving, tasks, until
 from trio_admission_web.serving import transport
 from trio_admission_web.serving.app import ServingApp
+from trio_admission_web.serving.connection import RequestScope, request_scope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -116,3 +117,32 @@ async def test_the_head_of_a_stream_does_not_wait_for_its_first_event() -> None:
     async with serving(app) as server, server.client(get("/late")) as client:
         with trio.fail_after(10):
             assert (await client.read_head()).status == 200
+
+
+async def test_a_request_that_is_cancelled_while_its_head_is_written_is_cut_and_nothing_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = ServingApp("app")
+    scopes: list[RequestScope] = []
+    write = os.write
+
+    @app.get("/stream")
+    async def stream() -> Response:
+        async def body() -> AsyncIterator[bytes]:
+            while True:
+                yield b"more"
+
+        scopes.append(request_scope(request))
+        return Response(body(), mimetype="text/event-stream")
+
+    def write_and_cancel(descriptor: int, data: bytes) -> int:
+        if data.startswith(b"HTTP/1.1 200"):
+            scopes[0].nursery.cancel_scope.cancel()
+        return write(descriptor, data)
+
+    async with serving(app) as server, server.client() as client:
+        monkeypatch.setattr(os, "write", write_and_cancel)
+        answer = await client.ask("GET", "/stream")
+        monkeypatch.undo()
+    assert (answer.status, answer.complete) == (200, False)
+    assert not caplog.records

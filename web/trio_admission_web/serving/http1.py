@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import h11
 import trio
 from hypercorn.events import Event, RawData
-from hypercorn.protocol.events import Response
+from hypercorn.protocol.events import Body, Response
 from hypercorn.protocol.h11 import H11Protocol
 
 from .transport import HangUp
@@ -76,6 +76,10 @@ class HTTP1Protocol(H11Protocol):
         ):
             event = replace(event, headers=[*event.headers, (b"connection", b"close")])
         await super().stream_send(event)
+        if isinstance(event, Body):
+            # The only checkpoint of an application that does nothing but send. Behind a head there must be
+            # none: Hypercorn, if cancelled before it has noted the head, would send another one.
+            await trio.lowlevel.checkpoint()
 
     async def _send_h11_event(self, event: h11.Event) -> None:
         """Write a part of the answer. A head that says how long the body is goes with the body's beginning.
@@ -91,7 +95,7 @@ class HTTP1Protocol(H11Protocol):
         self._head = b""
         if isinstance(event, h11.Response) and any(name == b"content-length" for name, _ in event.headers):
             self._head = data
-        elif data or isinstance(event, h11.Data):  # to write is a checkpoint, also when it is nothing
+        elif data:
             await self.send(RawData(data))
 
     def _keeps(self, count: int) -> bool:

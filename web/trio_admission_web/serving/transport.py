@@ -95,7 +95,6 @@ class Transport(TCPServer):
         if sent < len(data) and not await self._send_in_time(memoryview(data)[sent:]):
             self._drop()
             await self.protocol.handle(Closed())
-        await trio.lowlevel.checkpoint()  # the only one of an application that does nothing but send
 
     def _send_now(self, data: bytes) -> int:
         """Give the kernel what it takes at once, and return how many bytes that were.
