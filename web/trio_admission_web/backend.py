@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from secrets import token_hex
+from shutil import rmtree
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -15,6 +17,7 @@ from trio_admission import SlotPool
 from .condition import Condition, State
 from .probing import ask, busy_slots, look, model_entries
 from .supervision import USUAL, starter, supervise
+from .token_budget import TokenBudget
 from .upstream import Upstream
 
 if TYPE_CHECKING:
@@ -25,7 +28,9 @@ if TYPE_CHECKING:
     from .probing import Props
     from .settings import BackendSettings
     from .supervision import Patience
+    from .token_budget import Charge
     from .upstream import Network
+    from .wire.exchange import Exchange
 
 log: Final = logging.getLogger(__name__)
 
@@ -80,15 +85,19 @@ class Backend:
             config=admission,
             park_budget=park_budget,
         )
-        self._own_files: TemporaryDirectory[str] | None = None
+        self._own_files: Path | None = None
         if settings.gguf is not None and settings.slot_save_path is None:
-            self._own_files = TemporaryDirectory(prefix="trio-admission-slots-")
+            self._own_files = Path(
+                gettempdir(), f"trio-admission-slots-{token_hex(8)}"
+            )  # the engine makes it
         self._start = starter(settings, slot_files=self.slot_files, progress=progress)
         self._patience = patience
         # Whoever starts a server knows better than a clock whether it will be back.
         self.condition = Condition(self.pool, settings.away_limit if self._start is None else None)
         self.context: int | None = None
         """Tokens that one sequence may have, if the server has said so."""
+        is_kept = settings.has_isolated_slots is False and admission.kv_budget
+        self._tokens = TokenBudget(settings, self.upstream, is_kept=is_kept)
         self._configured = settings.slots
         self._has_line = admission.enabled
         self._looking = trio.Lock()
@@ -103,7 +112,7 @@ class Backend:
     def slot_files(self) -> Path | None:
         """The directory to which the server saves slots, if it does."""
         if self._own_files is not None:
-            return Path(self._own_files.name)
+            return self._own_files
         return None if self.settings.slot_save_path is None else Path(self.settings.slot_save_path)
 
     async def run(self) -> None:
@@ -122,7 +131,7 @@ class Backend:
                     )
         finally:
             if self._own_files is not None:
-                self._own_files.cleanup()
+                rmtree(self._own_files, ignore_errors=True)
 
     def _up(self, url: str, api_key: str) -> None:
         self.upstream.point_at(url, api_key)
@@ -160,6 +169,15 @@ class Backend:
         self._note("state", logging.INFO if state.serves else logging.WARNING, f"is {state.value}: {heard}")
         self.condition.found(state)
         return state
+
+    async def weigh(self, exchange: Exchange) -> Charge:
+        """Return what a request is to be charged here; see `TokenBudget.weigh`."""
+        return await self._tokens.weigh(
+            exchange,
+            slots=self.pool.statistics().slots,
+            context=self.context,
+            can_ask=self.condition.serves,
+        )
 
     async def settled(self, slots: int) -> None:
         """Wait until the server no longer works on a request that was left before its end.
@@ -209,6 +227,8 @@ class Backend:
             self._note("slots", logging.INFO, f"has {slots} slots, of which {used} are used")
         if used != now:
             self.pool.resize(slots=used)
+        if self._tokens.is_kept and self.settings.kv_tokens is None and self.context is not None:
+            self.pool.resize(kv_tokens=self.context)
 
     async def _is_busy_beyond_leases(self) -> bool:
         """Whether more slots are busy than are held by those who are not in `settled`."""

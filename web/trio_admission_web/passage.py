@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from trio_admission import Cost, LineFull, PoolClosed, WaitTimeout
+from trio_admission import LineFull, PoolClosed, WaitTimeout
 
 from . import problems
 from .gateway import DRAIN_RETRY
@@ -23,16 +23,18 @@ from .logs import tell
 from .problems import Problem, ProblemError
 from .reply import Answer, Reply
 from .resumes import HEADER, Resumes
+from .token_budget import TooLongError
 from .upstream import LostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from trio_admission import Lease, Reservation, ResumeTicket
+    from trio_admission import Cost, Lease, Reservation, ResumeTicket
 
     from .backend import Backend
     from .gateway import Gateway
     from .keys import ApiKey
+    from .token_budget import Charge
     from .turns import Turns
     from .upstream import Header, OpenAnswer
     from .wire.exchange import Exchange
@@ -110,6 +112,7 @@ class Passage:
         self._ended_by: Problem | None = None
         self._reservation: Reservation | None = None
         self._lease: Lease | None = None
+        self._charge: Charge | None = None
         self._is_stranded = False
         self._asking = False
         self._concluded = False
@@ -184,6 +187,12 @@ class Passage:
                     self._detail = type(error.__cause__).__name__  # its text may repeat what the backend sent
             case LineFull() | WaitTimeout() | PoolClosed():
                 self._fail(self._refusal(error))
+            case TooLongError():
+                self._outcome = "invalid_request"
+                if self._reply.is_open:
+                    self._reply.give(Answer(400, b"application/json; charset=utf-8", error.body))
+                else:
+                    self._reply.fail(problems.upstream_error(400, error.body))
             case _ReaderStalled():
                 self._outcome = "reader_stalled"
                 self._cut()
@@ -198,9 +207,10 @@ class Passage:
         exchange, backend = self._exchange, self.backend
         check_requests(self, self._gateway.passages)
         backend.condition.check()
+        cost = await self._weigh()
         weight, priority = (self.key.weight, self.key.priority) if self.key is not None else (1.0, 0)
         async with backend.pool.reserve(
-            cost=Cost(slots=exchange.slots),
+            cost=cost,
             flow=self.flow,
             weight=weight,
             priority=priority,
@@ -224,6 +234,11 @@ class Passage:
                     self._conclude(error)
                     await backend.settled(exchange.slots)
                 raise
+
+    async def _weigh(self) -> Cost:
+        """Return what the request costs, as it is now."""
+        self._charge = await self.backend.weigh(self._exchange)
+        return self._charge.cost
 
     async def _ask(self) -> None:
         """Give the client what the backend answers; once more, if its connection was lost before a byte."""
@@ -337,6 +352,8 @@ class Passage:
             route=self._route,
             model=self._exchange.model,
             backend=self.backend.name,
+            kv_tokens=(self._charge and self._charge.cost.tokens) or None,
+            kv_estimated=(self._charge and self._charge.is_estimate) or None,
             wait=None if self._granted is None else self._granted - self.arrived,
             first_byte=self._first_byte,
             duration=seconds,

@@ -99,11 +99,20 @@ def _by_health(said: Said) -> State:
 
 async def busy_slots(upstream: Upstream) -> frozenset[int]:
     """Ask which slots decode; none when the server does not say. Blocks for 2 s at most."""
+    return await _slots(upstream, are_processing=True)
+
+
+async def idle_slots(upstream: Upstream) -> frozenset[int]:
+    """Ask which slots do not decode; none when the server does not say. Blocks for 2 s at most."""
+    return await _slots(upstream, are_processing=False)
+
+
+async def _slots(upstream: Upstream, *, are_processing: bool) -> frozenset[int]:
     slots = (await ask(upstream, "/slots")).value
     if not isinstance(slots, list):
         return frozenset()
-    busy = (each for each in slots if isinstance(each, dict) and each.get("is_processing") is True)
-    return frozenset(number for each in busy if type(number := each.get("id")) is int)
+    found = (each for each in slots if isinstance(each, dict) and each.get("is_processing") is are_processing)
+    return frozenset(number for each in found if type(number := each.get("id")) is int)
 
 
 async def ask(upstream: Upstream, path: str) -> Said:

@@ -10,4 +10,3 @@ def count_prompt(prompt: object) -> tuple[str, bytes] | None:
     if not isinstance(prompt, str):
         return None
     return "/tokenize", json.dumps({"content": prompt, "add_special": True}).encode()
-
