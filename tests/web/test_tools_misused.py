@@ -106,10 +106,10 @@ async def test_of_calls_made_together_one_is_denied(autojump_clock: MockClock) -
     async with one_slot(calling(FIND, other), ANSWERS) as (app, server), trio.open_nursery() as nursery:
         nursery.start_soon(call, app, CHAT, asking("find"))
         await trio.sleep(4)
-        first, second = await approvals(app)
-        await decide(app, second["id"], decision="allow")
+        questions = {each["arguments"]["what"]: each["id"] for each in await approvals(app)}
+        await decide(app, questions["y"], decision="allow")
         assert state(app) == (0, 0, 1, 0)
-        await decide(app, first["id"], decision="deny")
+        await decide(app, questions["x"], decision="deny")
     assert results(server) == ["Error: The user did not allow this call.", "found y"]
 
 

@@ -259,7 +259,8 @@ GATEWAY: Final = (
         kind=_NAMES,
         default=(),
         otherwise="the built-in ones and those of installed packages",
-        about="More tools that requests may ask for, each MODULE:ATTRIBUTE",
+        about="More tools that requests may ask for, each MODULE:ATTRIBUTE; or an MCP server that has some:"
+        " `mcp`, a space, and its command or address",
     ),
     Option(
         name="approval_ttl",

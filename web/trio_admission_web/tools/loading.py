@@ -6,6 +6,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 
+from trio_admission_web.extras import missing_extra
+
 from .builtin import calculate, current_time
 from .tool import Tool
 
@@ -64,7 +66,7 @@ def _server(place: str) -> McpServer:
     try:
         from .mcp import McpServer  # noqa: PLC0415 - an extra, and half the gateway's memory
     except ImportError as error:
-        raise ToolLoadError(f"{place!r} needs an extra: pip install 'trio-admission[mcp]'") from error
+        raise ToolLoadError(f"{place!r} needs a package: {missing_extra(('mcp',), 'mcp')}") from error
     try:
         return McpServer(place.removeprefix(_SERVER))
     except ValueError as error:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger(__name__)
 
+for _name in ("mcp", "httpx2"):  # at INFO they tell of every request, with its address and its session
+    logging.getLogger(_name).setLevel(logging.WARNING)
+
 # Seconds: to connect and be told all tools; for one call; between two attempts to connect.
 _PATIENCE: Final = 30.0
 _CALL_TIMEOUT: Final = 60.0
