@@ -11,6 +11,7 @@ from trio_admission import ParkBudget
 
 from .backend import Backend
 from .gateway import Gateway
+from .network import connect
 from .routes import add_routes
 from .serving.app import ServingApp
 from .supervision import USUAL
@@ -41,7 +42,7 @@ class App(ServingApp):
 def create_app(
     settings: Settings,
     *,
-    network: Network = trio.open_tcp_stream,
+    network: Network = connect,
     progress: Callable[[str], None] | None = None,
     patience: Patience = USUAL,
 ) -> App:

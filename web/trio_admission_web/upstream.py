@@ -22,6 +22,7 @@ import h11
 import trio
 
 from .framing import FramingError, body_of
+from .network import connect
 from .problems import ProblemError, bad_gateway, invalid_request, unreachable, upstream_timeout
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class Upstream:
         network: Opens connections, by host and port; a test may have something else than TCP.
     """
 
-    def __init__(self, settings: BackendSettings, network: Network = trio.open_tcp_stream) -> None:
+    def __init__(self, settings: BackendSettings, network: Network = connect) -> None:
         self._settings = settings
         self._network = network
         self.point_at(settings.url, settings.api_key)
