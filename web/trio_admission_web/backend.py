@@ -16,6 +16,7 @@ from trio_admission import SlotPool
 
 from .condition import Condition, State
 from .probing import ask, busy_slots, look, model_entries
+from .seats import Seats
 from .supervision import USUAL, starter, supervise
 from .token_budget import TokenBudget
 from .upstream import Upstream
@@ -90,6 +91,7 @@ class Backend:
             self._own_files = Path(
                 gettempdir(), f"trio-admission-slots-{token_hex(8)}"
             )  # the engine makes it
+        self.seats = Seats(self.upstream, self.pool, settings, self.slot_files)
         self._start = starter(settings, slot_files=self.slot_files, progress=progress)
         self._patience = patience
         # Whoever starts a server knows better than a clock whether it will be back.
@@ -117,6 +119,7 @@ class Backend:
 
     async def run(self) -> None:
         """Start the server, if it is ours to start, and watch it. Blocks until cancelled, then stops it."""
+        self.seats.clear()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch)
@@ -130,6 +133,7 @@ class Backend:
                         patience=self._patience,
                     )
         finally:
+            self.seats.clear()
             if self._own_files is not None:
                 rmtree(self._own_files, ignore_errors=True)
 
@@ -139,6 +143,7 @@ class Backend:
 
     def _down(self, _reason: str) -> None:
         self.upstream.point_at(None)
+        self.seats.forget()
         self.condition.found(State.GONE)
 
     def _give_up(self, reason: str) -> None:
@@ -167,6 +172,9 @@ class Backend:
         if props is not None:
             self._take(props)
         self._note("state", logging.INFO if state.serves else logging.WARNING, f"is {state.value}: {heard}")
+        if state in {State.GONE, State.LOADING, State.SLEEPING}:
+            self.seats.forget()
+        self.seats.tidy()
         self.condition.found(state)
         return state
 
@@ -178,6 +186,11 @@ class Backend:
             context=self.context,
             can_ask=self.condition.serves,
         )
+
+    def doubt(self) -> None:
+        """Grant nothing until the server has been asked again, since it has failed a request."""
+        self.seats.forget()  # it may be another process by now
+        self.condition.doubt()
 
     async def settled(self, slots: int) -> None:
         """Wait until the server no longer works on a request that was left before its end.

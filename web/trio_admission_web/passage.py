@@ -166,7 +166,7 @@ class Passage:
         """Go all the way. Returns when the upstream is done with, whatever the client has read by then."""
         self._gateway.passages.add(self)
         try:
-            with self._scope:
+            with self._scope, self.backend.seats.seat(self._exchange, self.flow) as self._seat:
                 await self._go()
         except Exception as error:  # noqa: BLE001 - what is no refusal is logged and told as a fault
             self._conclude(error)
@@ -214,6 +214,7 @@ class Passage:
             flow=self.flow,
             weight=weight,
             priority=priority,
+            prefer_slot=self._seat.preferred,
             ticket=self._origin.ticket,
             parent=self._origin.parent,
         ) as self._reservation:
@@ -227,7 +228,7 @@ class Passage:
             try:
                 await self._ask()
                 while self._turns is not None and self._turns.due:
-                    await self._turns.take(self._lease, self._reply.put)
+                    await self._turns.take(self._lease, self._reply.put, self._weigh)
                     await self._ask()
             except (trio.Cancelled, _ReaderStalled, ProblemError) as error:
                 if self._asking and not _is_over(error):
@@ -254,20 +255,22 @@ class Passage:
 
     async def _send(self) -> None:
         """Send one request to the backend and give the client what it answers."""
-        exchange = self._exchange
-        self._asking = True
+        path, upstream = self._exchange.path, self.backend.upstream
         self._has_begun = False
         try:
-            async with self.backend.upstream.open(
-                "POST", exchange.path, headers=self._headers, query=self._query, body=exchange.upstream_body
-            ) as response:
-                if response.is_event_stream:
-                    await self._copy(response)
-                else:
-                    await self._pass_on(response)
+            async with self._seat.taken(None if self._lease is None else self._lease.slot) as body:
+                self._asking = True
+                async with upstream.open(
+                    "POST", path, headers=self._headers, query=self._query, body=body
+                ) as response:
+                    self._seat.launched()
+                    if response.is_event_stream:
+                        await self._copy(response)
+                    else:
+                        await self._pass_on(response)
         except ProblemError as error:
             if isinstance(error, LostError) or not _is_over(error):
-                self.backend.condition.doubt()  # before the slot can go to the next, who would fail too
+                self.backend.doubt()  # before the slot can go to the next, who would fail too
             raise
         self._asking = False
 
@@ -323,6 +326,7 @@ class Passage:
         if ticket is None:
             return {}
         self._gateway.resumes.keep(self._resume, self.backend.name, ticket)
+        self._seat.await_follow_up(ticket.expires_at)
         return self._resume_header()
 
     def _resume_header(self) -> Mapping[str, str]:

@@ -99,18 +99,18 @@ def _by_health(said: Said) -> State:
 
 async def busy_slots(upstream: Upstream) -> frozenset[int]:
     """Ask which slots decode; none when the server does not say. Blocks for 2 s at most."""
-    return await _slots(upstream, are_processing=True)
+    return await _slots(upstream, are_processing=True) or frozenset()
 
 
-async def idle_slots(upstream: Upstream) -> frozenset[int]:
-    """Ask which slots do not decode; none when the server does not say. Blocks for 2 s at most."""
+async def idle_slots(upstream: Upstream) -> frozenset[int] | None:
+    """Ask which slots do not decode; None when the server does not say. Blocks for 2 s at most."""
     return await _slots(upstream, are_processing=False)
 
 
-async def _slots(upstream: Upstream, *, are_processing: bool) -> frozenset[int]:
+async def _slots(upstream: Upstream, *, are_processing: bool) -> frozenset[int] | None:
     slots = (await ask(upstream, "/slots")).value
     if not isinstance(slots, list):
-        return frozenset()
+        return None
     found = (each for each in slots if isinstance(each, dict) and each.get("is_processing") is are_processing)
     return frozenset(number for each in found if type(number := each.get("id")) is int)
 

@@ -1,0 +1,219 @@
+"""The books of one backend whose slots are isolated: what each slot remembers, and which may be named.
+
+A slot's KV cache keeps a conversation until another one is decoded in it. So a conversation is best sent to
+the slot that has it, and the slot that is least likely to be wanted is the one to give away. And a slot may
+be named to the server (*pinned*) only while it is idle: what runs in a busy one would be spoilt.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+Key = tuple[str, bytes]
+"""A flow, and the hash of a beginning of one of its conversations; see `wire.thread`."""
+
+
+@final
+@dataclass(eq=False, slots=True, kw_only=True)
+class Memory:
+    """What a backend has computed of one conversation."""
+
+    key: Key | None = None
+    """What it has ended with; None = nothing that could be found again."""
+    slot: int | None = None
+    """Whose KV cache has it."""
+    file: str | None = None
+    """Where it is saved."""
+    tokens: int = 0
+    """How many tokens of the conversation the slot has; 0 = that is not certain."""
+    is_expected: bool = False
+    """A request of the conversation is here: it waits, is decoded or is parked."""
+    expires: float = -math.inf
+    """Until then the follow-up is awaited that has the resume ticket."""
+    used: int = 0
+    """Larger for what was used later; 0 = never."""
+
+    def is_wanted(self, now: float) -> bool:
+        """Whether somebody is sure to come back to it."""
+        return self.is_expected or now < self.expires
+
+
+@final
+class Placement:
+    """The books of one backend; of a server that nobody else asks to decode.
+
+    ``size`` is always the number of slots that the gateway uses, from 0 on.
+    """
+
+    def __init__(self) -> None:
+        self._memories: list[Memory] = []  # those that are somewhere
+        self._clock = count(1)
+        self._seen_idle: set[int] = set()  # and left idle since, by those of ours who were in them
+        self._taken: set[int] = set()
+        self._unpinned = 0
+        self._doubts = 0
+
+    # ---- conversations
+
+    def recall(self, keys: Sequence[Key], now: float) -> Memory:
+        """Return what is remembered of a conversation; for one that is new, an empty memory.
+
+        It is expected from now on, until it is let go.
+
+        Args:
+            keys: Of each beginning of the conversation, the longest last.
+            now: The time.
+        """
+        length = {key: number for number, key in enumerate(keys)}
+        found = [
+            (length[each.key], each.used, each)
+            for each in self._memories
+            if each.key in length
+            and not each.is_expected
+            # The same messages once more are no follow-up: they may be a twin's, while somebody awaits this.
+            and (each.key in keys[:-1] or not each.is_wanted(now))
+        ]
+        _, _, memory = max(found, key=lambda each: each[:2], default=(0, 0, Memory()))
+        memory.is_expected = True
+        memory.expires = -math.inf
+        return memory
+
+    def await_until(self, memory: Memory, expires: float) -> None:
+        """Take note that the follow-up has a resume ticket until then."""
+        memory.expires = expires
+
+    def let_go(self, memory: Memory) -> None:
+        """Take note that its request has ended."""
+        memory.is_expected = False
+
+    def save(self, memory: Memory, file: str) -> None:
+        """Take note that a file has what its slot has."""
+        memory.file = file
+
+    def unwanted_files(self, now: float) -> list[str]:
+        """Forget the files for which nobody comes back, and return them."""
+        found = [each for each in self._memories if each.file is not None and not each.is_wanted(now)]
+        files = [each.file for each in found if each.file is not None]
+        self.lose_files(files)
+        return files
+
+    def lose_files(self, files: Iterable[str]) -> None:
+        """Forget files."""
+        lost = set(files)
+        for each in self._memories:
+            if each.file in lost:
+                each.file = None
+        self._sweep()
+
+    # ---- slots
+
+    def prefer(self, memory: Memory, size: int, now: float) -> int | None:
+        """Return the slot in which a request of the conversation should be decoded.
+
+        That is its own if that is idle, else the idle one that is least likely to be wanted: one that nobody
+        has used, else the one whose last use is longest ago, and one that somebody comes back to only when
+        there is no other. None = none is idle.
+        """
+        idle = [slot for slot in range(size) if slot not in self._taken]
+        if memory.slot in idle:
+            return memory.slot
+
+        def worth(slot: int) -> tuple[bool, int]:
+            there = self.at(slot)
+            return (False, 0) if there is None else (there.is_wanted(now), there.used)
+
+        return min(idle, key=worth, default=None)
+
+    def at(self, slot: int) -> Memory | None:
+        """Return what a slot remembers, as far as is known."""
+        return next((each for each in self._memories if each.slot == slot), None)
+
+    def is_seen_idle(self, slot: int) -> bool:
+        """Whether the server has been seen idle there, and nothing has happened since that casts a doubt."""
+        return slot in self._seen_idle
+
+    def may_pin(self, slot: int, size: int) -> bool:
+        """Whether a request whose lease has this slot may name it to the server.
+
+        Not beside a request that does not: the server has put that one where it likes.
+        """
+        return slot < size and slot in self._seen_idle and not self._unpinned
+
+    def pin(self, slot: int) -> None:
+        """Take note that a request is sent to this slot; see `unpin`."""
+        self._taken.add(slot)
+
+    def move(self, memory: Memory, key: Key | None, slot: int) -> None:
+        """Take note that a conversation is decoded there from now on, in the place of what was there.
+
+        Args:
+            memory: Of the conversation.
+            key: Of the whole of it; it counts when it is remembered, unless there is no other so far.
+            slot: The slot.
+        """
+        if (there := self.at(slot)) is not None:
+            there.slot = None
+        memory.slot, memory.tokens, memory.used = slot, 0, next(self._clock)
+        if memory.key is None:
+            memory.key = key
+        if memory not in self._memories:
+            self._memories.append(memory)
+        self._sweep()
+
+    def unpin(self, slot: int, *, is_idle: bool) -> None:
+        """Take note that a request to this slot is over, and whether the server has certainly ended it."""
+        self._taken.discard(slot)
+        if not is_idle:
+            self._seen_idle.discard(slot)
+            self._doubts += 1
+
+    def remember(self, memory: Memory, key: Key | None, tokens: int) -> None:
+        """Take note of what a conversation's slot has now."""
+        memory.key = key
+        memory.tokens = tokens
+
+    def send_unpinned(self) -> None:
+        """Take note that the server chooses the slot of a request itself; see `end_unpinned`."""
+        self._unpinned += 1
+        for each in self._memories:
+            if each.slot not in self._taken:
+                each.tokens = 0
+
+    def end_unpinned(self, *, is_idle: bool) -> None:
+        """Take note that such a request is over, and whether the server has certainly ended it."""
+        self._unpinned -= 1
+        if not is_idle:
+            self._seen_idle &= self._taken
+            self._doubts += 1
+
+    @property
+    def doubts(self) -> int:
+        """Another number each time that it becomes less certain which slots are idle."""
+        return self._doubts
+
+    def see_idle(self, slots: Iterable[int], doubts: int) -> None:
+        """Take note of which slots were idle when the server was asked.
+
+        Args:
+            slots: They.
+            doubts: What `doubts` was before the server was asked. If it is another by now, the answer is old.
+        """
+        if doubts == self._doubts:
+            self._seen_idle.update(slots)
+
+    def forget(self) -> None:
+        """Take note that the server may have been started again: its slots remember nothing, files stay."""
+        for each in self._memories:
+            each.slot, each.tokens = None, 0
+        self._seen_idle.clear()
+        self._doubts += 1
+        self._sweep()
+
+    def _sweep(self) -> None:
+        self._memories = [each for each in self._memories if each.slot is not None or each.file is not None]
