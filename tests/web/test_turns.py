@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from tests.support.gateway import CHAT, UPSTREAM, Reply, call, chat, connect, gateway
+from tests.support.tools import PLACES
 from tests.support.turns import (
     ANSWERS,
     CALLS,
@@ -363,6 +364,47 @@ async def test_without_a_park_the_slot_is_kept_and_the_next_approval_asks_again(
         await decide(app)
     started = [(json.loads(each.body)["seed"], each.launched) for each in server.generations]
     assert started == [(1, 0), (2, 3), (2, 6), (1, 8), (2, 10)]
+
+
+# ---- what it costs
+
+
+def growing(words: int) -> Script:
+    """A call of ``find`` whose arguments and result have that many words each, one token to the server."""
+    return Script(
+        tokens=0, tool_calls=[ToolCall("find", [json.dumps({"what": "word " * words})])], interval=1.0
+    )
+
+
+async def test_a_conversation_that_has_grown_is_charged_what_it_takes_now(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(total_slots=2, n_ctx=8000, kv_unified=True, words=2, interval=1.0)
+    async with gateway(server, tools=PLACES, kv_cache="unified") as app, trio.open_nursery() as nursery:
+        server.script(growing(500))
+        body = asking("find", messages=[{"role": "user", "content": "word " * 900}], max_tokens=300)
+        nursery.start_soon(call, app, CHAT, body)
+        pool = app.gateway.backend.pool
+        await trio.sleep(1)
+        first = pool.statistics().kv_held
+        assert 1200 < first < 1400
+        await trio.sleep(2)
+        assert (state(app), pool.statistics().kv_held) == ((0, 0, 1, 0), 0)
+        await decide(app)
+        await trio.sleep(1)
+        assert first + 1000 < pool.statistics().kv_held < first + 1200
+
+
+async def test_a_conversation_that_no_slot_can_hold_any_more_is_told_as_the_server_would(
+    autojump_clock: MockClock,
+) -> None:
+    server = FakeLlamaServer(total_slots=1, n_ctx=2000, words=2, interval=1.0)
+    async with gateway(server, tools=PLACES) as app:
+        server.script(growing(1000))
+        reply = await call(app, CHAT, asking("find", approval="never"))
+        assert state(app) == (0, 0, 0, 0)
+    assert [facts["type"] for _, facts in told(reply)] == ["tool_started", "tool_result"]
+    assert b"exceeds the available context size (2000 tokens)" in reply.body
+    assert reply.body.endswith(b"data: [DONE]\n\n")
+    assert server.total == 1
 
 
 # ---- what is wrong

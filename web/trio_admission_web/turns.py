@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, final
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
-    from trio_admission import Lease, Parked
+    from trio_admission import Cost, Lease, Parked
 
     from .calls import Caller
     from .wire.exchange import Conversation
@@ -39,7 +39,9 @@ class Turns:
         """The park, while there is one."""
         return self._parked
 
-    async def take(self, lease: Lease, send: Callable[[bytes], None]) -> None:
+    async def take(
+        self, lease: Lease, send: Callable[[bytes], None], weigh: Callable[[], Awaitable[Cost]]
+    ) -> None:
         """Run what the model has called, and begin the next round.
 
         The slot is given on before anybody is asked, and held again when this returns; so it blocks for as
@@ -49,6 +51,7 @@ class Turns:
         Args:
             lease: Held.
             send: Takes events for the client.
+            weigh: Tells what the conversation costs, which has grown; what it raises ends the lease.
         """
 
         def tell(facts: dict[str, Any]) -> None:
@@ -71,9 +74,9 @@ class Turns:
             async with lease.parked() as parked:
                 self._parked = parked
                 parked.nursery.start_soon(announce, parked)
-                results = await self._caller.run(self._conversation.calls, tell)
+                self._conversation.go_on(await self._caller.run(self._conversation.calls, tell))
+                parked.cost = await weigh()
                 done.set()
         finally:
             self._parked = None
         tell({"type": "resumed"})
-        self._conversation.go_on(results)
