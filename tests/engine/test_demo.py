@@ -36,5 +36,5 @@ async def test_a_signal_amid_the_one_answer_ends_it_all_without_a_word(stop: sig
     process.send_signal(stop)
     said = b"".join([each async for each in process.stderr]).decode()
     assert await process.wait() == 130
-    assert [line.split()[0] for line in said.splitlines()] == ["loading", "ready", "listening"]
+    assert [line.split()[0] for line in said.splitlines()] == ["listening", "loading", "ready"]
     await until(lambda: is_gone(engine))

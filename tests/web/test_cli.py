@@ -69,6 +69,8 @@ async def test_the_flags_of_serve_reach_the_gateway() -> None:
         flags = ("--slots", "1", "--upstream-api-key", "up-KEY", "--max-wait", "0")
         async with running(*serve, *flags) as command:
             async with RawClient.connected(command.url) as holder, RawClient.connected(command.url) as client:
+                while (await client.ask("GET", "/ready")).status != 200:
+                    pass  # nobody waits with --max-wait 0, not even for the first look at the server
                 await holder.request("POST", CHAT, chat(stream=True))
                 assert (await holder.read_head()).status == 200
                 assert (await client.ask("POST", CHAT, chat())).json["error"]["code"] == "queue_timeout"

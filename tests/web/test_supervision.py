@@ -39,9 +39,15 @@ def test_five_starts_in_a_row_that_fail_are_enough() -> None:
     assert pauses(*[FAILS] * 5) == [1, 2, 4, 8, None]
 
 
-def test_a_server_that_comes_up_in_between_is_tried_on() -> None:
-    assert pauses(*[FAILS] * 4, 1, *[FAILS] * 4) == [1, 2, 4, 8, 16, 30, 30, 30, 30]
-    assert None not in pauses(*[0.0] * 100)
+def test_one_that_is_up_only_briefly_has_failed_to_start() -> None:
+    assert pauses(FAILS, 4.9, 0.1, FAILS, 4.9) == [1, 2, 4, 8, None]
+    restarts = Restarts(Patience(brief=0))
+    assert None not in [restarts.pause_after(0.0) for _ in range(100)]
+
+
+def test_a_server_that_stays_up_in_between_is_tried_on() -> None:
+    assert pauses(*[FAILS] * 4, 5, *[FAILS] * 4) == [1, 2, 4, 8, 16, 30, 30, 30, 30]
+    assert None not in pauses(*[5] * 100)
 
 
 class Story:
@@ -96,7 +102,7 @@ async def test_a_server_that_does_not_start_is_given_up_with_one_error(
     assert [what for _, what, _ in story.heard] == ["down"] * 4 + ["given up"]
     assert story.heard[-1] == (3 + 1 + 3 + 2 + 3 + 4 + 3 + 8 + 3, "given up", "end of 5")
     [error] = [each for each in caplog.records if each.levelno >= logging.ERROR]
-    assert error.getMessage() == "backend gpu is given up, since it does not start: end of 5"
+    assert error.getMessage() == "backend gpu is given up, since it does not stay up: end of 5"
 
 
 async def test_what_ends_the_gateway_ends_the_server_and_nobody_is_told(autojump_clock: MockClock) -> None:

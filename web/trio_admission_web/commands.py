@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,10 +15,12 @@ import trio
 
 from .app import create_app
 from .configuration import CONFIG, ConfigurationError, load
-from .engine import EngineConfig, EngineError, Model, fetch_model, find_model, run_engine
+from .engine import EngineError, fetch_model, find_model
 from .launcher import LaunchError, launch, run_server
+from .options import BACKEND
 from .problems import ProblemError, bad_gateway, upstream_error
 from .settings import BackendSettings
+from .supervision import DEMO_MODEL, Patience, log as supervision_log
 from .tools import ToolLoadError
 from .upstream import Upstream
 from .wire.chat import Chat
@@ -30,14 +32,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .app import App
+    from .condition import Condition
     from .settings import Settings
 
 log: Final = logging.getLogger(__name__)
 
-# Our own model is so small that it may find no end by itself, and that it gains little from a second thread,
-# while threads that wait for each other make it crawl on a busy machine.
-_MAX_TOKENS = 128
-_THREADS = 1
+_MAX_TOKENS: Final = 128  # the demo's model is so small that it may find no end by itself
 
 
 def serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
@@ -95,70 +95,66 @@ def demo(*, prompt: str | None, model: Path | None, slots: int, host: str, port:
 
 async def _demo(prompt: str | None, model: Path | None, slots: int, host: str, port: int) -> None:
     try:
-        await _refuse_a_port_in_use(host, port)
-        config = EngineConfig(model=_model(model), slots=slots, threads=_THREADS if model is None else None)
+        app = _demo_app(model, slots, host, port)
+        condition = app.gateway.backend.condition
         async with trio.open_nursery() as nursery:
-            engine = await nursery.start(partial(run_engine, config, progress=_say))
-            app = create_app(
-                load(
-                    environ={name: text for name, text in os.environ.items() if name != CONFIG},
-                    flags={
-                        "upstream": engine.url,
-                        "upstream_api_key": engine.api_key,
-                        "slots": str(slots),
-                        "host": host,
-                        "port": str(port),
-                    },
-                )
-            )
 
             async def interrupt() -> None:  # nobody is served here but the one who has sent the signal
                 nursery.cancel_scope.cancel()  # first, or the answer would be found to be cut
                 raise KeyboardInterrupt
 
             async def run(task_status: trio.TaskStatus[list[str]]) -> None:
-                if prompt is None:
-                    await run_server(
-                        app, host=host, port=port, drain=app.gateway.drain, task_status=task_status
-                    )
-                else:
-                    await run_server(app, host=host, port=port, drain=interrupt, task_status=task_status)
+                drain = app.gateway.drain if prompt is None else interrupt
+                await run_server(app, host=host, port=port, drain=drain, task_status=task_status)
                 nursery.cancel_scope.cancel()
 
-            if prompt is None:
+            with nullcontext() if prompt is None else redirect_stdout(sys.stderr):
                 url, *_ = await nursery.start(run)
+            nursery.start_soon(_end_with, condition)
+            while not condition.serves:
+                await condition.changed()
+            if prompt is None:
                 print(f"try: {_curl(url)}\nsee: {url}/admission", flush=True)
             else:
-                with redirect_stdout(sys.stderr):
-                    url, *_ = await nursery.start(run)
                 await _ask(url, prompt)
                 nursery.cancel_scope.cancel()
-    except* (ConfigurationError, EngineError, ProblemError, ToolLoadError) as group:
+    except* (EngineError, ProblemError, ToolLoadError) as group:
         failure: BaseException = group
         while isinstance(failure, BaseExceptionGroup):
             failure = failure.exceptions[0]
         raise LaunchError(str(failure)) from failure
 
 
-async def _refuse_a_port_in_use(host: str, port: int) -> None:
-    """Do so before the model is loaded, for which whoever started this would wait in vain."""
-    try:
-        listeners = await trio.open_tcp_listeners(port, host=host)
-    except OSError as error:
-        raise LaunchError(f"cannot listen on http://{host}:{port}: {error.strerror}") from error
-    for each in listeners:
-        await each.aclose()
+async def _end_with(condition: Condition) -> None:
+    while not condition.is_given_up:
+        await condition.changed()
+    raise EngineError(condition.reason)
 
 
-def _model(path: Path | None) -> Model:
-    """Find the model, and download the default one if it is nowhere."""
+def _demo_app(model: Path | None, slots: int, host: str, port: int) -> App:
+    """Make the application with the engine as its only backend, whatever the environment says of backends."""
+    if model is None:
+        _fetch_if_missing()
+    others = {CONFIG, *(option.in_environment for option in BACKEND)}
+    settings = load(
+        environ={name: text for name, text in os.environ.items() if name not in others},
+        flags={
+            "gguf": DEMO_MODEL if model is None else str(model),
+            "slots": str(slots),
+            "host": host,
+            "port": str(port),
+        },
+    )
+    # Whoever has started this looks on: the first start that fails is the end, and is told once.
+    supervision_log.addFilter(lambda record: record.levelno < logging.ERROR)
+    return create_app(settings, progress=_say, patience=Patience(failed_starts=1))
+
+
+def _fetch_if_missing() -> None:
     try:
-        return find_model(path)
+        find_model()
     except EngineError:
-        if path is not None:
-            raise
-    fetch_model(_say)
-    return find_model()
+        fetch_model(_say)
 
 
 async def _ask(url: str, prompt: str) -> None:

@@ -38,8 +38,10 @@ class Patience:
     longest_pause: float = 30.0
     steady: float = 60.0
     """A crash after so long a time up is the first of its row."""
+    brief: float = 5.0
+    """One that has not been up so long has failed to start."""
     failed_starts: int = 5
-    """It is given up when it has ended so often in a row without having come up."""
+    """It is given up when it has failed to start so often in a row."""
 
 
 USUAL: Final = Patience()
@@ -60,7 +62,8 @@ class Restarts:
         Args:
             time_up: How long it had been up; None = it never was.
         """
-        self._failed_starts = self._failed_starts + 1 if time_up is None else 0
+        has_failed = time_up is None or time_up < self._patience.brief
+        self._failed_starts = self._failed_starts + 1 if has_failed else 0
         if self._failed_starts >= self._patience.failed_starts:
             return None
         if time_up is not None and time_up >= self._patience.steady:
@@ -98,7 +101,7 @@ async def supervise(
         reason, time_up = await _run(start, up)
         pause = restarts.pause_after(time_up)
         if pause is None:
-            log.error("backend %s is given up, since it does not start: %s", name, reason)
+            log.error("backend %s is given up, since it does not stay up: %s", name, reason)
             given_up(reason)
             return
         log.warning("backend %s is started again in %g s: %s", name, pause, reason)

@@ -113,7 +113,7 @@ async def run_engine(
 
 def _make(directory: Path) -> None:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # conversations will be in it
     except OSError as error:
         raise EngineError(f"{directory} cannot be a directory for saved slots: {error.strerror}") from error
 
