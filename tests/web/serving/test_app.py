@@ -10,7 +10,7 @@ from hypercorn.utils import LifespanFailureError
 from quart import Response
 from quart_trio import QuartTrio
 
-from tests.support.serving import get, serving
+from tests.support.serving import get, serving, tasks
 from trio_admission_web.serving.app import ServingApp
 
 if TYPE_CHECKING:
@@ -79,6 +79,17 @@ async def test_the_test_client_shows_the_error_of_a_test_that_has_disconnected()
             await client.disconnect()
             raise LookupError("in the test")
     assert failed.value.subgroup(LookupError)
+
+
+async def test_a_test_that_is_cancelled_takes_its_request_along(autojump_clock: MockClock) -> None:
+    app = ServingApp("app")
+    add_slow_view(app)
+    before = tasks()
+    with trio.move_on_after(5) as scope:
+        async with cast("ServingTestConnection", app.test_client().request("/slow")):
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert tasks() == before
 
 
 async def test_a_background_task_lives_until_shutdown() -> None:

@@ -22,7 +22,8 @@ class ServingTestConnection(TestHTTPConnection):
 
     async def disconnect(self) -> None:
         """Go away, as a client would. Doing so twice is the same as once."""
-        with suppress(trio.ClosedResourceError):
+        # Shielded: a test that is cancelled or fails would leave the application's tasks behind here.
+        with suppress(trio.ClosedResourceError), trio.CancelScope(shield=True):
             await super().disconnect()
 
     async def _run_app(self) -> None:
