@@ -179,16 +179,6 @@ async def test_f4_what_real_clients_send_goes_on_unchanged(
         assert got == sent.encode()
 
 
-async def test_e9_a_server_that_comes_back_smaller_gets_no_more_than_it_takes(
-    autojump_clock: MockClock,
-) -> None:
-    llama = server(2, words=5)
-    async with gateway(llama, slots=1) as app, trio.open_nursery() as nursery:
-        for _ in range(4):
-            nursery.start_soon(call, app, CHAT, chat())
-    assert llama.max_in_flight == 1
-
-
 async def test_f5_a_chunked_body_goes_up_with_a_length() -> None:
     async with stage(server(words=1, interval=0.001)) as both, both.server.client() as client:
         raw = json.dumps(chat()).encode()
