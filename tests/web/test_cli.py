@@ -203,6 +203,12 @@ def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) ->
             "--host can be reached by others, so keys must be configured (or say --insecure)",
         ),
         (["demo", "--model", "/no/such.gguf"], "there is no model file /no/such.gguf"),
+        (
+            ["demo", "--host", "0.0.0.0"],
+            "--host can be reached by others, so keys must be configured (or say --insecure)",
+        ),
+        (["serve", "--gguf", "/no/such.gguf"], "there is no model file /no/such.gguf"),
+        (["serve", "--command", "no-such-server"], "there is no program no-such-server to run"),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -250,11 +256,11 @@ async def test_an_address_that_is_taken_is_one_sentence() -> None:
 def test_the_demo_says_that_its_address_is_taken_before_it_loads_the_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
-        assert cli.main(["demo", "--port", str(port)]) == 1
+        assert cli.main(["demo", "--port", str(port), "--host", "0.0.0.0", "--insecure"]) == 1
     said = capsys.readouterr()
-    sentence = f"cannot listen on http://127.0.0.1:{port}: Address already in use"
+    sentence = f"cannot listen on http://0.0.0.0:{port}: Address already in use"
     assert (said.out, said.err) == ("", f"trio-admission: {sentence}\n")
 
 

@@ -75,6 +75,7 @@ def _demo(
     slots: int = 4,
     model: Path | None = None,
     once: str | None = None,
+    insecure: bool = False,
 ) -> int:
     if missing := [name for name in (*_OF_THE_EXTRA, "xllamacpp") if find_spec(name) is None]:
         return _fail(missing_extra(missing, "web", "demo"))
@@ -84,7 +85,7 @@ def _demo(
         logging.getLogger().setLevel(logging.WARNING)  # the answer is what was asked for
     if port is None:
         port = 8000 if once is None else 0
-    return commands.demo(prompt=once, model=model, slots=slots, host=host, port=port)
+    return commands.demo(prompt=once, model=model, slots=slots, host=host, port=port, insecure=insecure)
 
 
 def _fetch_model() -> int:
@@ -131,6 +132,7 @@ def _parser() -> _Parser:
     demo.set_defaults(run=_demo)
     demo.add_argument("--host", help="address to listen on (127.0.0.1)")
     demo.add_argument("--port", type=int, help="port to listen on, 0 = any free one (8000)")
+    demo.add_argument("--insecure", action="store_true", help="listen where others reach it, without keys")
     demo.add_argument("--slots", type=_count, metavar="N", help="slots of the model (4)")
     demo.add_argument("--model", type=Path, metavar="PATH", help="a GGUF file (SmolLM2-135M-Instruct)")
     demo.add_argument(

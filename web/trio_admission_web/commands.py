@@ -28,7 +28,7 @@ from .wire.sse import read_fields, split_events
 from .wire.streamed import DONE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from .app import App
@@ -85,17 +85,27 @@ async def _reload_on_hangup(app: App, read_again: Callable[[], Settings]) -> Non
             log.info("reloaded: %d API keys", len(settings.keys))
 
 
-def demo(*, prompt: str | None, model: Path | None, slots: int, host: str, port: int) -> int:
+def demo(*, prompt: str | None, model: Path | None, slots: int, host: str, port: int, insecure: bool) -> int:
     """Run engine and gateway until a signal, or until one prompt is answered; return the exit status.
 
     Progress goes to stderr, and the answer alone to stdout. A failure is one sentence on stderr.
     """
-    return launch(partial(_demo, prompt, model, slots, host, port))
-
-
-async def _demo(prompt: str | None, model: Path | None, slots: int, host: str, port: int) -> None:
+    flags = {"slots": str(slots), "host": host, "port": str(port)} | ({"insecure": "on"} if insecure else {})
+    # Whoever has started this looks on: the first start that fails is the end, and is told once, by us.
+    supervision_log.addFilter(_is_no_error)
     try:
-        app = _demo_app(model, slots, host, port)
+        return launch(partial(_demo, prompt, model, flags))
+    finally:
+        supervision_log.removeFilter(_is_no_error)
+
+
+def _is_no_error(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR
+
+
+async def _demo(prompt: str | None, model: Path | None, flags: Mapping[str, str]) -> None:
+    try:
+        app, settings = _demo_app(model, flags)
         condition = app.gateway.backend.condition
         async with trio.open_nursery() as nursery:
 
@@ -105,7 +115,9 @@ async def _demo(prompt: str | None, model: Path | None, slots: int, host: str, p
 
             async def run(task_status: trio.TaskStatus[list[str]]) -> None:
                 drain = app.gateway.drain if prompt is None else interrupt
-                await run_server(app, host=host, port=port, drain=drain, task_status=task_status)
+                await run_server(
+                    app, host=settings.host, port=settings.port, drain=drain, task_status=task_status
+                )
                 nursery.cancel_scope.cancel()
 
             with nullcontext() if prompt is None else redirect_stdout(sys.stderr):
@@ -131,23 +143,16 @@ async def _end_with(condition: Condition) -> None:
     raise EngineError(condition.reason)
 
 
-def _demo_app(model: Path | None, slots: int, host: str, port: int) -> App:
+def _demo_app(model: Path | None, flags: Mapping[str, str]) -> tuple[App, Settings]:
     """Make the application with the engine as its only backend, whatever the environment says of backends."""
     if model is None:
         _fetch_if_missing()
     others = {CONFIG, *(option.in_environment for option in BACKEND)}
     settings = load(
         environ={name: text for name, text in os.environ.items() if name not in others},
-        flags={
-            "gguf": DEMO_MODEL if model is None else str(model),
-            "slots": str(slots),
-            "host": host,
-            "port": str(port),
-        },
+        flags={**flags, "gguf": DEMO_MODEL if model is None else str(model)},
     )
-    # Whoever has started this looks on: the first start that fails is the end, and is told once.
-    supervision_log.addFilter(lambda record: record.levelno < logging.ERROR)
-    return create_app(settings, progress=_say, patience=Patience(failed_starts=1))
+    return create_app(settings, progress=_say, patience=Patience(failed_starts=1)), settings
 
 
 def _fetch_if_missing() -> None:
