@@ -145,3 +145,47 @@ async def test_each_backend_has_the_slots_that_it_has(autojump_clock: MockClock)
 async def test_a_pool_counts_the_tokens_that_are_configured(autojump_clock: MockClock) -> None:
     async with gateway(FakeLlamaServer(), kv_tokens=4096) as app:
         assert app.gateway.backend.pool.statistics().kv_tokens == 4096
+
+
+async def test_requests_of_one_tick_do_not_all_choose_the_same_backend(autojump_clock: MockClock) -> None:
+    a, b = two({"models": ("m",)}, {"models": ("m",)}, total_slots=2, words=1, interval=5.0)
+    async with gateway_to(a, b) as app:
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(call, app, CHAT, chat())
+        assert trio.current_time() == 5  # nobody has waited
+    assert (a[0].total, b[0].total) == (2, 2)
+
+
+async def test_a_backend_that_is_away_is_chosen_last(autojump_clock: MockClock) -> None:
+    a, b = two({"models": ("m",)}, {"models": ("m",)}, total_slots=1, words=1, interval=5.0)
+    async with gateway_to(a, b) as app:
+        a[0].crash()
+        await trio.sleep(11)  # which the next look tells
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(call, app, CHAT, chat())
+                await wait_all_tasks_blocked()
+    assert (a[0].total, b[0].total) == (0, 3)
+
+
+async def test_of_two_idle_backends_the_one_that_knows_the_conversation_goes_on(
+    autojump_clock: MockClock,
+) -> None:
+    isolated = {"models": ("m",), "kv_cache": "isolated"}
+    a, b = two(isolated, isolated, total_slots=2, words=1, interval=5.0)
+    async with gateway_to(a, b) as app:
+        messages: list[dict[str, str]] = []
+
+        async def turn() -> None:
+            messages.append({"role": "user", "content": f"turn {len(messages)}"})
+            await call(app, CHAT, {"messages": messages})
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call, app, CHAT, chat())
+            await wait_all_tasks_blocked()
+            nursery.start_soon(turn)
+        assert (a[0].total, b[0].total) == (1, 1)
+        for _ in range(3):
+            await turn()
+    assert (a[0].total, b[0].total) == (1, 4)

@@ -54,7 +54,7 @@ async def test_a_prompt_that_no_slot_can_hold_is_refused_as_the_server_would(
 ) -> None:
     server = FakeLlamaServer(total_slots=1, n_ctx=1000)
     async with gateway(server, kv_cache=kv_cache) as app:
-        events = []
+        events: list[object] = []
         app.gateway.backend.pool.add_instrument(events.append)
         refused = await call(app, CHAT, words(1200, stream=stream))
         assert not events  # it has not even taken a place

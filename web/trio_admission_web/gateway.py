@@ -61,6 +61,10 @@ class Gateway:
         waiting = (each for each in self.passages if each.backend is backend and each.position)
         return sorted(waiting, key=lambda each: each.position)
 
+    def crowd(self, backend: Backend) -> int:
+        """Return how many requests are on their way through a backend or to it."""
+        return sum(1 for each in self.passages if each.backend is backend)
+
     def give_up(self, name: str) -> None:
         """Send everybody away who waits for the backend of that name, since it does not come back."""
         for each in self.passages:

@@ -60,7 +60,7 @@ NO_ORIGIN: Final = Origin()
 
 @final
 class Passage:
-    """One request's way. `run` is its task; `answer` is for the one who answers the client.
+    """One request's way. `run` is its task, to be started at once; `answer` is for who answers the client.
 
     Args:
         gateway: What it goes through.
@@ -118,6 +118,7 @@ class Passage:
         self._concluded = False
         self._outcome = "client_gone"  # unless something else ends it
         self._detail: str | None = None
+        gateway.passages.add(self)  # so that others who choose their backend now can count it
 
     @property
     def flow(self) -> str:

@@ -84,6 +84,10 @@ class Placement:
         memory.expires = -math.inf
         return memory
 
+    def knows(self, keys: Sequence[Key]) -> bool:
+        """Whether a slot knows a beginning of that conversation."""
+        return any(each.key in keys for each in self._memories)
+
     def await_until(self, memory: Memory, expires: float) -> None:
         """Take note that the follow-up has a resume ticket until then."""
         memory.expires = expires

@@ -115,7 +115,13 @@ async def _admit(gateway: Gateway, toolbox: Toolbox, read: Callable[[bytes], Exc
     flow = g.key.flow if g.key is not None else ""
     exchange, turns = toolbox.read(read, await _body(), request_id=g.request_id, flow=flow)
     resume = request.headers.get(HEADER)
-    backend = _choose(gateway, exchange.model, gateway.resumes.backend(resume))
+    _check_model(gateway, exchange.model)
+    backend = gateway.directory.choose(
+        exchange.model,
+        gateway.resumes.backend(resume),
+        knows=lambda each: each.seats.knows(exchange, flow),
+        crowd=gateway.crowd,
+    )
     nursery = request_scope(request).nursery
     passage = Passage(
         gateway,
@@ -145,7 +151,9 @@ async def _ask(gateway: Gateway, path: str) -> Response:
     body = await _body()
     backend = gateway.backend
     if len(gateway.backends) > 1 or (g.key is not None and g.key.models is not None):
-        backend = _choose(gateway, read_text(read_object(body), "model"))
+        model = read_text(read_object(body), "model")
+        _check_model(gateway, model)
+        backend = gateway.directory.choose(model)
     answer = await backend.upstream.fetch(
         "POST", path, headers=_upstream_headers(), query=request.query_string, body=body
     )
@@ -213,11 +221,9 @@ def _origin(gateway: Gateway, backend: Backend, flow: str, resume: str | None) -
     return Origin(ticket, next((lease for lease in leases if lease is not None), None))
 
 
-def _choose(gateway: Gateway, model: str | None, preferred: str | None = None) -> Backend:
-    """Find the backend for a model, for somebody who may use it."""
+def _check_model(gateway: Gateway, model: str | None) -> None:
     if g.key is not None and not g.key.may_use(gateway.directory.resolve(model)):
         raise ProblemError(problems.permission_denied())
-    return gateway.directory.choose(model, preferred)
 
 
 class _Drain(ResponseBody):

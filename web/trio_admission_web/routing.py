@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, final
 from .problems import ProblemError, model_not_found
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .backend import Backend
 
@@ -31,19 +31,33 @@ class Directory:
             return model
         return next(iter(self.backends[0].models), None)
 
-    def choose(self, model: str | None, preferred: str | None = None) -> Backend:
+    def choose(
+        self,
+        model: str | None,
+        preferred: str | None = None,
+        *,
+        knows: Callable[[Backend], bool] = lambda _backend: False,
+        crowd: Callable[[Backend], int] = lambda _backend: 0,
+    ) -> Backend:
         """Return the backend on which a newcomer would wait the shortest, of those that serve the model.
-
-        The one that is called ``preferred`` wins, if it serves the model.
 
         A backend without configured models serves every model. If only one model is configured in all, every
         name means it, as it does to llama-server.
+
+        Args:
+            model: As the client named it.
+            preferred: The name of the backend that wins, if it serves the model.
+            knows: Whether a backend knows the conversation; it wins where the wait is the same.
+            crowd: How many requests are on their way to a backend, some of which it may not know of yet.
 
         Raises:
             ProblemError: `model_not_found`.
         """
         serving = self._serving(model)
-        return next((each for each in serving if each.name == preferred), None) or min(serving, key=_wait)
+        if len(serving) == 1:
+            return serving[0]
+        found = next((each for each in serving if each.name == preferred), None)
+        return found or min(serving, key=lambda each: _rank(each, crowd(each), knows(each)))
 
     def _serving(self, model: str | None) -> Sequence[Backend]:
         name = self.resolve(model)
@@ -56,13 +70,16 @@ class Directory:
         return found or self.backends
 
 
-def _wait(backend: Backend) -> tuple[int, float, float]:
+def _rank(backend: Backend, crowd: int, knows: bool) -> tuple[object, ...]:  # noqa: FBT001 - it is a rank
     """Return what is smaller for the backend that is to be preferred."""
     condition = backend.condition
-    counts = backend.pool.statistics()
     wait = backend.pool.estimated_wait()
+    slots = backend.pool.statistics().slots
     return (
-        2 if condition.is_given_up else 0 if condition.serves else 1,
+        condition.is_given_up,
+        not condition.serves,
         math.inf if wait is None else wait,
-        (counts.held + counts.waiting) / counts.slots,
+        crowd >= slots,
+        not knows,
+        crowd / slots,
     )

@@ -72,14 +72,17 @@ class Seats:
             exchange: The request.
             flow: On whose behalf it is: nobody finds the conversations of another flow.
         """
-        is_placed = self.are_placed and exchange.can_be_pinned
-        keys = [(flow, link) for link in exchange.thread] if is_placed else []
+        keys = self._keys(exchange, flow)
         memory = self._books.recall(keys, trio.current_time())
         try:
             yield Seat(self, exchange, memory, keys[-1] if keys else None)
         finally:
             self._books.let_go(memory)
             self.tidy()
+
+    def knows(self, exchange: Exchange, flow: str) -> bool:
+        """Whether a slot knows a beginning of that request's conversation."""
+        return self._books.knows(self._keys(exchange, flow))
 
     def tidy(self) -> None:
         """Delete the files for which nobody comes back any more."""
@@ -179,6 +182,10 @@ class Seats:
             self._files.judge(restored, account.cached)
             if account.prompt_ms is not None and account.prompt >= _TELLING:
                 self._files.worth.learn("prefill", account.prompt_ms, account.prompt)
+
+    def _keys(self, exchange: Exchange, flow: str) -> list[Key]:
+        is_placed = self.are_placed and exchange.can_be_pinned
+        return [(flow, link) for link in exchange.thread] if is_placed else []
 
     async def _prepare(self, memory: Memory, key: Key | None, slot: int) -> int:
         """Save what somebody comes back to, restore what was saved, and return the tokens restored."""
