@@ -42,6 +42,17 @@ def test_the_example_loads_with_everything_that_is_commented_out(tmp_path: Path)
     load(file, environ={})
 
 
+def test_the_page_about_running_llama_server_shows_what_loads(tmp_path: Path) -> None:
+    page = EXAMPLE.parent / "how-to" / "run-llama-server.md"
+    [block] = re.findall(r"^```toml\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    file = tmp_path / "page.toml"
+    file.write_text(block)
+    backends = {each.name: each for each in load(file, environ={}).backends}
+    assert [name for name, each in backends.items() if each.command] == ["own"]
+    assert backends["own"].has_isolated_slots
+    assert backends["tiny"].gguf
+
+
 # Those of a backend that do not go together are shown by other ones.
 ADDRESSED = tuple(option for option in BACKEND if option.name not in {"command", "gguf", "context_per_slot"})
 
