@@ -33,6 +33,7 @@ from trio.testing import wait_all_tasks_blocked
 from trio_admission import AdmissionConfig, Cost, ParkBudget, SlotPool
 from trio_admission._claim import Claim
 from trio_admission._core import Core
+from trio_admission._holdings import Holdings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -235,7 +236,7 @@ async def wake_holders(*, whole_park: bool) -> float:
                     await ready.wait()
             else:
                 core, claim = pool._core, lease._claim
-                core.park(claim, 40.0)
+                core.park(claim)
                 await ready.wait()
                 core.come_back(claim, claim.cost)
                 await pool._waits.for_grant(claim)
@@ -297,7 +298,7 @@ async def memory() -> Row:
 
 
 def core_with(waiting: int, flows: int) -> Core:
-    core = Core("", 4, None, NO_LIMIT, ParkBudget.unlimited(), time.monotonic)
+    core = Core("", Holdings(4), NO_LIMIT, ParkBudget.unlimited(), time.monotonic)
     for number in range(4 + waiting):
         core.arrive(Claim(flow=str(number % flows)))
     return core
@@ -334,7 +335,7 @@ def time_parking(core: Core, newcomers: list[Claim]) -> float:
         core.arrive(claim)
     start = time.thread_time()
     for _ in newcomers:
-        core.park(next(iter(core.holders)), 40.0)
+        core.park(next(iter(core.holders)))
     took = time.thread_time() - start
     for claim in tuple(core.parked):
         core.leave(claim)

@@ -22,6 +22,7 @@ from trio_admission import (
     SlotPool,
     Waiting,
 )
+from trio_admission._claim import Request
 from trio_admission.testing import OpenPool
 
 
@@ -103,10 +104,12 @@ def test_admit_and_reserve_take_the_same() -> None:
         for method in (pool.admit, pool.reserve)
     ]
     for parameters in arguments:
-        assert list(parameters) == [
-            "self", "cost", "flow", "weight", "priority", "prefer_slot", "ticket", "parent", "max_wait",
-        ]  # fmt: skip
-        assert {found.kind for found in list(parameters.values())[1:]} == {inspect.Parameter.KEYWORD_ONLY}
+        _, parent, request = parameters.values()
+        assert (parent.name, parent.kind) == ("parent", inspect.Parameter.KEYWORD_ONLY)
+        assert (request.annotation, request.kind) == ("Unpack[Request]", inspect.Parameter.VAR_KEYWORD)
+    assert set(Request.__annotations__) == {
+        "cost", "flow", "weight", "priority", "prefer_slot", "ticket", "max_wait",
+    }  # fmt: skip
 
 
 def test_an_open_pool_is_made_like_a_slot_pool() -> None:

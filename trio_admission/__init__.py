@@ -3,7 +3,7 @@
 The house, from the ground up:
 
 * `_errors`, `_config`, `_records`: the refusals, the settings, the frozen records;
-* `_states`, `_claim`, `_slots`, `_fair`, `_line`, `_holdings`, `_budget`, `_announcer`: the parts of the pure
+* `_states`, `_claim`, `_fair`, `_line`, `_holdings`, `_budget`, `_announcer`: the parts of the pure
   core, which never waits and never imports Trio;
 * `_granting`, `_core`: the one function that grants; every change of a pool, each of which ends in it;
 * `_lease`, `_reservation`, `_pool`: every ``await`` of the library, as scopes round the core;

@@ -6,41 +6,56 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from ._records import EventKind, Instrument, PoolEvent
+
 if TYPE_CHECKING:
-    from ._records import Instrument, PoolEvent
+    from ._claim import Claim
 
 
 class Announcer:
     """The instruments of a pool, and the events of the change that is under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: str) -> None:
         self.instruments: list[Instrument] = []
-        self.events: list[PoolEvent] = []
         self.telling = False
+        self.at = 0.0  # the time of the change
+        self._pool = pool
+        self._events: list[PoolEvent] = []
 
-    def note(self, event: PoolEvent) -> None:
+    def note(
+        self,
+        kind: EventKind,
+        claim: Claim | None = None,
+        slots: tuple[int, ...] = (),
+        seconds: float | None = None,
+        reason: str | None = None,
+    ) -> None:
         """Keep an event until the change is over."""
-        self.events.append(event)
+        if self.instruments:
+            number, (flow, priority) = (None, ("", 0)) if claim is None else (claim.id, claim.key)
+            self._events.append(
+                PoolEvent(kind, self._pool, self.at, number, flow, priority, slots, seconds, reason)
+            )
 
     def tell(self) -> None:
         """Tell what was noted. An instrument that raises is removed, and its error reported."""
-        events, self.events = self.events, []
+        events, self._events = self._events, []
         self.telling = True
         try:
             for event in events:
                 for instrument in tuple(self.instruments):
-                    self._tell_one(instrument, event)
+                    try:
+                        instrument(event)
+                    except BaseException as error:  # noqa: BLE001  # whatever it is, the pool's change stands
+                        self._remove(instrument, error)
         finally:
             self.telling = False
 
-    def _tell_one(self, instrument: Instrument, event: PoolEvent) -> None:
-        try:
-            instrument(event)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the pool's change stands
-            if instrument in self.instruments:
-                self.instruments.remove(instrument)
-            told = SimpleNamespace(
-                exc_type=type(error), exc_value=error, exc_traceback=error.__traceback__,
-                err_msg="Instrument of a pool removed", object=instrument,
-            )  # fmt: skip
-            sys.unraisablehook(cast("Any", told))
+    def _remove(self, instrument: Instrument, error: BaseException) -> None:
+        if instrument in self.instruments:
+            self.instruments.remove(instrument)
+        told = SimpleNamespace(
+            exc_type=type(error), exc_value=error, exc_traceback=error.__traceback__,
+            err_msg="Instrument of a pool removed", object=instrument,
+        )  # fmt: skip
+        sys.unraisablehook(cast("Any", told))

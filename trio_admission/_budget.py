@@ -6,17 +6,18 @@ building grows for as long as people take their time. Tickets count as parks do.
 
 from __future__ import annotations
 
-import heapq
 import math
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, final
 from weakref import WeakSet
 
-if TYPE_CHECKING:
-    from ._granting import Granting
+from ._records import require_count
 
-UNLIMITED: Final = math.inf
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ._granting import Granting
 
 
 @final
@@ -50,65 +51,60 @@ class ParkBudget:
     """
 
     def __init__(self, limit: int) -> None:
-        if isinstance(limit, bool) or not isinstance(limit, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"limit must be an int, not {limit!r}")
-        if limit < 0:
-            raise ValueError(f"limit must be at least 0, not {limit}")
-        self._limit: float | None = limit
-        self._claims: set[object] = set()
-        self._tickets: list[tuple[float, int, IssuedTicket]] = []
+        require_count("limit", limit, least=0)
+        self._limit: float = limit
+        self._threads: Callable[[], float] | None = None
+        # Weak, so that nothing stays claimed by a pool that was dropped with its tickets.
+        self._claims: WeakSet[object] = WeakSet()
         self._pools: WeakSet[Granting] = WeakSet()
 
     @classmethod
     def unlimited(cls) -> ParkBudget:
         """Return a budget that refuses nobody."""
         budget = cls(0)
-        budget._limit = UNLIMITED
+        budget._limit = math.inf
         return budget
 
     @classmethod
-    def _by_threads(cls) -> ParkBudget:
-        """Return a budget whose limit is worked out at each park; see `_limit_for`."""
+    def _by_threads(cls, threads: Callable[[], float]) -> ParkBudget:
+        """Return a budget whose limit is worked out at each park from the size of a thread limiter."""
         budget = cls(0)
-        budget._limit = None
+        budget._threads = threads
         return budget
 
     def __repr__(self) -> str:
-        return f"<ParkBudget {len(self._claims)} of {'by threads' if self._limit is None else self._limit}>"
+        return f"<ParkBudget {len(self._claims)} of {self._limit if self._threads is None else 'by threads'}>"
 
-    def _limit_for(self, threads: float) -> float:
+    def _most(self) -> float:
         """Return how many may be parked.
 
-        Unless a limit was given it follows from ``threads``, the size W of the thread limiter that the
-        formula was made for, and the slots C of all busy pools that share the budget:
+        Unless a limit was given it follows from the size W of the thread limiter that the formula was made
+        for, and the slots C of all busy pools that share the budget:
         ``max(0, min(max(2, W // 4), W - max(2, W // 8) - C))``. An infinite W is no limit.
         """
-        if self._limit is not None:
+        if self._threads is None:
             return self._limit
+        threads = self._threads()
         if math.isinf(threads):
-            return UNLIMITED
+            return math.inf
         reserve = max(2, threads // 8)
-        slots = sum(pool.slots for pool in self._pools if not pool.idle)
+        slots = sum(pool.held.size for pool in self._pools if not pool.idle)
         return max(0, min(max(2, threads // 4), threads - reserve - slots))
 
     def _join(self, pool: Granting) -> None:
-        """Count the pool's slots from now on."""
+        """Be the budget that the pool asks, and count its slots."""
+        pool.budget = self
         self._pools.add(pool)
 
-    def _ask(self, claimant: object, threads: float, now: float) -> bool:
+    def _ask(self, claimant: object, now: float) -> bool:
         """Claim one park for ``claimant`` and say whether there was room."""
-        self._expire(now)
-        if len(self._claims) >= self._limit_for(threads):
+        for pool in self._pools:
+            pool.forget_tickets(now)
+        if len(self._claims) >= self._most():
             return False
         self._claims.add(claimant)
-        if isinstance(claimant, IssuedTicket):
-            heapq.heappush(self._tickets, (claimant.public.expires_at, id(claimant), claimant))
         return True
 
     def _give_back(self, claimant: object) -> None:
         """End a claim, if there is one."""
         self._claims.discard(claimant)
-
-    def _expire(self, now: float) -> None:
-        while self._tickets and self._tickets[0][0] <= now:
-            self._claims.discard(heapq.heappop(self._tickets)[2])

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from ._records import ONE_SLOT, Cost
 from ._states import WAITING, LeaseState
 
 if TYPE_CHECKING:
-    from ._budget import IssuedTicket
+    from types import EllipsisType
+
+    from ._budget import IssuedTicket, ResumeTicket
     from ._errors import AdmissionError
-    from ._fair import Flow
+
+
+class Request(TypedDict, total=False):
+    """What a reservation can be asked for; `SlotPool.admit` says what each means."""
+
+    cost: Cost
+    flow: str
+    weight: float
+    priority: int
+    prefer_slot: int | None
+    ticket: ResumeTicket | str | None
+    max_wait: float | None
 
 
 class Wake(Protocol):
@@ -38,15 +51,12 @@ class Claim:
     state: LeaseState = WAITING
     since = 0.0  # when it joined its line; once granted, when it was granted
     deadline = math.inf  # of its first wait
-    watched = False  # its deadline is in the core's list of those that no task waits for
     wake: Wake | None = None  # set while a task waits
-    refusal: AdmissionError | None = None  # why it ended without a grant
+    refusal: AdmissionError | None = None  # what ended its wait without a grant
 
     granted = False  # it was granted once
     slots: tuple[int, ...] = ()
-    charge: Cost | None = None  # what the pool's sums carry for it
-    share = 0.0  # which part of the pool that was when it was granted; 0 = it is lent
-    account: Flow | None = None  # the flow that it holds for, where several share the pool
+    charge: Cost | None = None  # what the pool's sums carry for it; None = nothing, or it borrows
     open = False  # admitted with control off: holds nothing
 
     refused = False  # its park keeps the slot
@@ -56,7 +66,6 @@ class Claim:
     borrower: Claim | None = None  # who borrows its slots
     _children: OrderedDict[Claim, None] | None = None
     ticket: IssuedTicket | None = None  # the resume ticket that it issued
-    came_with: IssuedTicket | None = None  # the resume ticket that it used
 
     def __init__(
         self,
@@ -64,16 +73,22 @@ class Claim:
         flow: str = "",
         weight: float = 1.0,
         priority: int = 0,
-        max_wait: float | None = None,
+        max_wait: float | EllipsisType | None = ...,  # as the pool's config says
+        prefer_slot: int | None = None,
+        ticket: ResumeTicket | str | None = None,
     ) -> None:
         if weight != 1.0 and not 0 < weight < math.inf:
             raise ValueError(f"weight must be above 0, not {weight!r}")
-        if max_wait is not None and not max_wait >= 0:
+        if max_wait is not None and max_wait is not ... and not max_wait >= 0:
             raise ValueError(f"max_wait must be None or at least 0 seconds, not {max_wait!r}")
         self.cost = cost
         self.key = (flow, priority)
         self.weight = weight
         self.max_wait = max_wait
+        if prefer_slot is not None:
+            self.preferred = (prefer_slot,)
+        if ticket is not None:
+            self.token = ticket if isinstance(ticket, str) else ticket.token
 
     @property
     def flow(self) -> str:

@@ -9,20 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
 
 DEFAULT_KEEPALIVE: Final = 5.0
 
-# Each setting is looked for under these prefixes, in this order; the last one never had the two that are
-# left out of it.
+# Settings are looked for under these prefixes, in this order; some were never there under the last.
 _PREFIXES: Final = ("TRIO_ADMISSION_", "UNSLOTH_LLAMA_ADMISSION_", "UNSLOTH_OPENAI_COMPAT_ADMISSION_")
-_NOT_UNDER_LAST_PREFIX: Final = frozenset({"QUEUE_PER_SLOT", "KV_BUDGET"})
-_SWITCH: Final[dict[str, bool]] = {
-    "1": True, "true": True, "yes": True, "on": True,
-    "0": False, "false": False, "no": False, "off": False,
-}  # fmt: skip
+_ON: Final = ("1", "true", "yes", "on")
+_OFF: Final = ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +50,16 @@ class AdmissionConfig:
     kv_budget: bool = True
 
     def __post_init__(self) -> None:
-        if self.max_wait is not None and not self.max_wait >= 0:
-            raise ValueError(f"max_wait must be None or at least 0 seconds, not {self.max_wait!r}")
-        if not 0 < self.keepalive_interval < math.inf:
-            raise ValueError(f"keepalive_interval must be above 0 seconds, not {self.keepalive_interval!r}")
-        if self.waiting_per_slot < 1:
-            raise ValueError(f"waiting_per_slot must be at least 1, not {self.waiting_per_slot!r}")
-        if self.max_waiting_per_flow is not None and self.max_waiting_per_flow < 0:
-            raise ValueError(
-                f"max_waiting_per_flow must be None or at least 0, not {self.max_waiting_per_flow!r}"
-            )
-        if self.aging is not None and not 0 < self.aging < math.inf:
-            raise ValueError(f"aging must be None or above 0 seconds, not {self.aging!r}")
+        per_flow, aging = self.max_waiting_per_flow, self.aging
+        for name, right, must in (
+            ("max_wait", self.max_wait is None or self.max_wait >= 0, "None or at least 0 seconds"),
+            ("keepalive_interval", 0 < self.keepalive_interval < math.inf, "above 0 seconds"),
+            ("waiting_per_slot", self.waiting_per_slot >= 1, "at least 1"),
+            ("max_waiting_per_flow", per_flow is None or per_flow >= 0, "None or at least 0"),
+            ("aging", aging is None or 0 < aging < math.inf, "None or above 0 seconds"),
+        ):
+            if not right:
+                raise ValueError(f"{name} must be {must}, not {getattr(self, name)!r}")
 
     def line_limit(self, slots: int) -> int | None:
         """Return how many newcomers may wait in front of ``slots`` slots; None = any number."""
@@ -86,31 +80,29 @@ class AdmissionConfig:
         variable, and the default stands.
         """
         env = os.environ if environ is None else environ
-        timeout = _read(env, "QUEUE_TIMEOUT", _seconds)
-        keepalive = _read(env, "KEEPALIVE_INTERVAL", _seconds)
-        per_slot = _read(env, "QUEUE_PER_SLOT", _depth)
-        enabled = _read(env, "CONTROL", _switch)
-        kv_budget = _read(env, "KV_BUDGET", _switch)
+        per_slot = _read(env, "QUEUE_PER_SLOT", _depth, _PREFIXES[:2])
         return cls(
-            enabled=enabled is not False,
-            max_wait=timeout if timeout is not None and timeout > 0 else None,
-            keepalive_interval=keepalive if keepalive is not None and keepalive > 0 else DEFAULT_KEEPALIVE,
+            enabled=_read(env, "CONTROL", _switch) is not False,
+            max_wait=_read(env, "QUEUE_TIMEOUT", _seconds),
+            keepalive_interval=_read(env, "KEEPALIVE_INTERVAL", _seconds) or DEFAULT_KEEPALIVE,
             max_waiting=_read(env, "MAX_QUEUE", int),
-            waiting_per_slot=16 if per_slot is None else per_slot,
+            waiting_per_slot=per_slot or 16,
             min_waiting=64 if per_slot is None else None,
-            kv_budget=kv_budget is not False,
+            kv_budget=_read(env, "KV_BUDGET", _switch, _PREFIXES[:2]) is not False,
         )
 
 
-def _read(env: Mapping[str, str], setting: str, parse: Callable[[str], T]) -> T | None:
-    for prefix in _PREFIXES:
-        if prefix is _PREFIXES[-1] and setting in _NOT_UNDER_LAST_PREFIX:
-            continue
-        value = env.get(prefix + setting, "").strip()
-        if value:
+def _read(
+    env: Mapping[str, str],
+    setting: str,
+    parse: Callable[[str], T | None],
+    prefixes: Sequence[str] = _PREFIXES,
+) -> T | None:
+    for prefix in prefixes:
+        if value := env.get(prefix + setting, "").strip():
             try:
                 return parse(value)
-            except (ValueError, KeyError):
+            except ValueError:
                 warnings.warn(
                     f"{prefix}{setting}={value!r} is not understood; the default is used", stacklevel=3
                 )
@@ -118,11 +110,11 @@ def _read(env: Mapping[str, str], setting: str, parse: Callable[[str], T]) -> T 
     return None
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str) -> float | None:
     seconds = float(text)
     if not math.isfinite(seconds):
         raise ValueError(text)
-    return seconds
+    return seconds if seconds > 0 else None
 
 
 def _depth(text: str) -> int:
@@ -133,4 +125,4 @@ def _depth(text: str) -> int:
 
 
 def _switch(text: str) -> bool:
-    return _SWITCH[text.lower()]
+    return [*_OFF, *_ON].index(text.lower()) >= len(_OFF)  # ValueError if it is neither

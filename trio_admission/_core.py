@@ -1,7 +1,7 @@
 """Every change of a pool: who comes, goes, parks and returns, and what its owner does to it.
 
 All of it is synchronous: a change is over before anybody else runs. What the tasks do round it (waiting,
-cancel scopes, nurseries) lives in `_pool` and `_lease`. The clock is given, so that a test can turn it.
+cancel scopes, nurseries) lives in `_lease` and above. The clock is given, so that a test can turn it.
 Each change begins with `_begin` and ends in `_fill`, the one function that grants; see `_granting`.
 """
 
@@ -9,27 +9,20 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal
 
-from ._budget import IssuedTicket
+from ._budget import IssuedTicket, ResumeTicket
 from ._errors import LineFull, PoolClosed, WaitTimeout
 from ._granting import Granting
-from ._records import ONE_SLOT, EventKind
-from ._states import ENDED, HELD, HELD_AGAIN, PARKED, RETURNING, WAITING, Move, require
+from ._records import ONE_SLOT, Cost, EventKind
+from ._states import ENDED, HELD, PARKED, RETURNING, WAITING, Move, require
 
 if TYPE_CHECKING:
-    from ._budget import ResumeTicket
     from ._claim import Claim
-    from ._records import Cost
 
 
 class Core(Granting):
     """The changes of one pool."""
-
-    @property
-    def next_deadline(self) -> float:
-        """When `expire` has something to do; infinity = nothing is planned."""
-        return self._deadlines[0][0] if self._deadlines else math.inf
 
     # Coming and going.
 
@@ -37,165 +30,152 @@ class Core(Granting):
         """Grant at once, give a place in the line, or raise `LineFull` or `PoolClosed`."""
         if claim.id:
             raise RuntimeError("a reservation may be entered only once")
-        calm = self.calm
-        claim.since = now = self.now() if calm else self._begin()
+        flow = self.calm
+        claim.since = now = self._begin() if flow is None else self.now()
         claim.id = self._next_id()
-        if calm or not self._arrives_unusually(claim, now):
+        if flow is not None and flow.waiters and claim.key == flow.key and claim.parent is None:
+            flow.waiters[claim] = self._ranking = None  # the head did not fit before, so nobody does
+        elif flow is not None or self._comes_as_most_do(claim, now):
             self._fill(now, claim)
-        if claim.state is not HELD:
-            if claim.max_wait is not None:
-                claim.deadline = now + claim.max_wait
-            if claim.state is WAITING:
-                self._limit(claim, now)
+        if claim.state is WAITING:
+            self._limit(claim, now)
+        max_wait = self.config.max_wait if claim.max_wait is ... else claim.max_wait
+        if max_wait is not None and self.waits(claim):
+            claim.deadline = now + max_wait
+            heapq.heappush(self._deadlines, (claim.deadline, claim.id, claim))
+            if len(self._deadlines) > 2 * self.line.length + 16:  # most are of claims that have gone since
+                self._deadlines = [entry for entry in self._deadlines if self.waits(entry[2])]
+                heapq.heapify(self._deadlines)
 
-    def _arrives_unusually(self, claim: Claim, now: float) -> bool:
-        """Let it in if it does not come as a newcomer does, and say so; refuse it if the door is shut."""
-        self._note(EventKind.ARRIVED, claim)
+    def _comes_as_most_do(self, claim: Claim, now: float) -> bool:
+        """Say whether it is for `_fill` to let it in; else do what is to be done with it."""
+        self.announcer.note(EventKind.ARRIVED, claim)
         if claim.token is not None and self._redeem(claim):
             self._line_up(claim, now)
         elif self.closed:
-            self._refuse(claim, PoolClosed(f"pool {self.name!r} is closed"), "closed", now)
+            self._turn_away(claim, now, "closed")
+            self._fill(now)
+            raise PoolClosed(f"pool {self.name!r} is closed")
         elif not self.config.enabled:
             claim.open = True
             self._granted(claim, now)
         else:
-            return False
+            return True
         self._fill(now)
-        return True
+        return False
+
+    def _limit(self, claim: Claim, now: float) -> None:
+        """Refuse a newcomer that found no slot if the line is over a limit with it."""
+        limit, per_flow = self.config.line_limit(self.held.size), self.config.max_waiting_per_flow
+        over_flow = per_flow is not None and self.line.waiting_of(claim.flow) > per_flow
+        if over_flow or (limit is not None and self.line.newcomers > limit):
+            reason: Literal["line", "flow"] = "flow" if over_flow else "line"
+            self.line.remove(claim)
+            self._turn_away(claim, now, reason)
+            self._fill(now)
+            raise LineFull(self.statistics(), self.retry_after(), reason)
 
     def leave(self, claim: Claim, *, lost: bool = False) -> None:
         """Take back all that the claim has, whatever its state."""
-        if self.calm and claim.state is HELD and claim.charge is ONE_SLOT:
+        if self.calm is not None and claim.state is HELD and claim.charge is ONE_SLOT:
             # What all of the below comes to for most.
             now = self.now()
             del self.holders[claim]
-            self.held.ids.cold[claim.slots[0]] = None
-            self.holdings.append(now - claim.since)
+            self.held.cold[claim.slots[0]] = None
+            self.took.append(now - claim.since)
             claim.state, claim.slots = ENDED, ()
             self._fill(now)
             return
         if claim.state is ENDED:
             return
         now = self._begin()
-        slots, seconds = claim.slots, now - claim.since
-        if claim in self.holders:
-            self._vacate(claim, now, left_by=claim.ticket and self._left_with(claim.ticket, slots))
-        elif claim in self.parked:
+        slots, seconds, ticket = claim.slots, now - claim.since, claim.ticket
+        if claim in self.parked:
             del self.parked[claim]
-        else:
+        elif claim not in self.holders:
             self.line.remove(claim)
+        elif ticket is None or ticket.public.token not in self.tickets:
+            self._vacate(claim, now, left_by=None)
+        else:
+            ticket.slots = slots
+            self._vacate(claim, now, left_by=ticket)
         claim.state = ENDED
         self.budget._give_back(claim)
-        if claim.preferred:
-            self._cool(claim)
-        if self.announcer.instruments:
-            kind = EventKind.LOST if lost else EventKind.ENDED if claim.granted else EventKind.CANCELLED
-            self._note(kind, claim, slots, seconds)
+        self.held.cool(claim.preferred, claim)
+        kind = EventKind.LOST if lost else EventKind.ENDED if claim.granted else EventKind.CANCELLED
+        self.announcer.note(kind, claim, slots, seconds)
         self._fill(now)
 
-    def time_out(self, claim: Claim) -> None:
-        """Take a waiting claim out because its ``max_wait`` has passed."""
-        now = self._begin()
-        self._time_out(claim, now)
-        self._fill(now)
-
-    def watch(self, claim: Claim) -> None:
-        """Plan the end of a wait for which no task waits; `expire` will carry it out."""
-        if claim.deadline != math.inf and not claim.watched and not claim.granted and self.waits(claim):
-            claim.watched = True
-            heapq.heappush(self._deadlines, (claim.deadline, claim.id, claim))
-            if len(self._deadlines) > 2 * self.line.length + 16:  # most are of claims that have gone since
-                self._deadlines = [entry for entry in self._deadlines if self.waits(entry[2])]
-                heapq.heapify(self._deadlines)
+    @property
+    def next_deadline(self) -> float:
+        """When `expire` has something to do; infinity = nothing is planned."""
+        return self._deadlines[0][0] if self._deadlines else math.inf
 
     def expire(self) -> None:
-        """Take out those whose ``max_wait`` has passed while no task waits for them."""
+        """Take out those whose ``max_wait`` has passed."""
         now = self._begin()
-        while self._deadlines and self._deadlines[0][0] <= now:
+        while self.next_deadline <= now:
             claim = heapq.heappop(self._deadlines)[2]
-            claim.watched = False
-            if claim.wake is None and not claim.granted and self.waits(claim):
-                self._time_out(claim, now)
+            if self.waits(claim) and not claim.granted:
+                self.line.remove(claim)
+                claim.refusal = WaitTimeout(self.statistics(), self.retry_after())
+                self._turn_away(claim, now, None)
         self._fill(now)
 
-    def _line_up(self, claim: Claim, now: float) -> None:
-        """Let a holder wait for slots again, ahead of newcomers."""
-        claim.state = RETURNING
-        claim.since = now
-        self.line.add_returning(claim)
-
-    def _limit(self, claim: Claim, now: float) -> None:
-        """Refuse a newcomer that found no slot if the line is over a limit with it."""
-        per_flow = self.config.max_waiting_per_flow
-        reason: Literal["line", "flow"]
-        if per_flow is not None and self.line.waiting_of(claim.flow) > per_flow:
-            reason = "flow"
-        elif self.line_limit is not None and self.line.newcomers > self.line_limit:
-            reason = "line"
-        else:
-            return
-        self.line.remove(claim)
-        self._refuse(claim, LineFull(self.statistics(), self.retry_after(), reason), reason, now)
-
-    def _refuse(self, claim: Claim, error: LineFull | PoolClosed, reason: str, now: float) -> NoReturn:
+    def _turn_away(self, claim: Claim, now: float, reason: str | None) -> None:
+        """End a claim that is in no line, for a reason or because its time is over; tell who waits for it."""
         claim.state = ENDED
-        self._note(EventKind.REFUSED, claim, reason=reason)
-        self._fill(now)
-        raise error
-
-    def _time_out(self, claim: Claim, now: float) -> None:
-        self.line.remove(claim)
-        self._note(EventKind.TIMED_OUT, claim, seconds=now - claim.since)
-        self._dismiss(claim, WaitTimeout(self.statistics(), self.retry_after()))
-
-    def _dismiss(self, claim: Claim, refusal: PoolClosed | WaitTimeout) -> None:
-        """End a claim that was taken out of the line, and tell whoever waits for it."""
-        claim.state = ENDED
-        claim.refusal = refusal
-        if claim.preferred:
-            self._cool(claim)
+        self.held.cool(claim.preferred, claim)
+        kind, seconds = (EventKind.REFUSED, None) if reason else (EventKind.TIMED_OUT, now - claim.since)
+        self.announcer.note(kind, claim, seconds=seconds, reason=reason)
         if claim.wake is not None:
             claim.wake.close()
 
     # Parking and returning.
 
-    def park(self, claim: Claim, threads: float) -> None:
+    def park(self, claim: Claim) -> None:
         """Give the claim's slots back, unless the budget refuses; then it keeps them."""
         require(Move.PARK, claim.state)
         now = self._begin()
         if claim.open:
             claim.state = PARKED
-        elif self.budget._ask(claim, threads, now):
+        elif self.budget._ask(claim, now):
             self._step_out(claim, now)
         else:
             claim.state = PARKED
             claim.refused = True
             self.lenders[claim] = None
-            self._note(EventKind.PARK_REFUSED, claim, claim.slots, now - claim.since)
+            self.announcer.note(EventKind.PARK_REFUSED, claim, claim.slots, now - claim.since)
         self._fill(now)
 
     def come_back(self, claim: Claim, cost: Cost) -> None:
         """End a park: hold again at once or wait ahead of newcomers, then at ``cost``."""
         require(Move.RETURN, claim.state)
         now = self._begin()
-        if claim.open:
+        if claim.open or (claim.refused and self._stays_where_it_is(claim, cost)):
             claim.state = HELD
-        elif claim.refused:
-            self._come_back_from_refused(claim, cost, now)
+            self.lenders.pop(claim, None)
         else:
-            del self.parked[claim]
-            self.budget._give_back(claim)
+            if claim.refused:
+                claim.preferred = claim.slots
+                self._vacate(claim, now, left_by=claim)
+            else:
+                del self.parked[claim]
+                self.budget._give_back(claim)
             claim.cost = cost
             self._line_up(claim, now)
+        claim.refused = False
         self._fill(now)
 
-    def unpark(self, claim: Claim, cost: Cost | None = None) -> None:
-        """Wait for slots inside a park, at ``cost`` if that is new. The budget's claim stays."""
+    def unpark(self, claim: Claim, cost: Cost) -> None:
+        """Wait for slots inside a park, at ``cost``, unless it has them. The budget's claim stays."""
         require(Move.UNPARK, claim.state)
+        if claim.open or claim.refused:
+            return
         now = self._begin()
         del self.parked[claim]
         claim.unparking = True
-        claim.cost = cost or claim.cost
+        claim.cost = cost
         self._line_up(claim, now)
         self._fill(now)
 
@@ -217,46 +197,37 @@ class Core(Granting):
         claim.preferred = slots
         self._vacate(claim, now, left_by=claim)
         self._stay_out(claim, now)
-        self._note(EventKind.PARKED, claim, slots, seconds)
+        self.announcer.note(EventKind.PARKED, claim, slots, seconds)
 
     def _stay_out(self, claim: Claim, now: float) -> None:
-        claim.state = PARKED
-        claim.since = now
+        claim.state, claim.since = PARKED, now
         self.parked[claim] = None
 
-    def _come_back_from_refused(self, claim: Claim, cost: Cost, now: float) -> None:
-        if claim.borrower is None and (claim.lender is not None or self.held.recharge(claim, cost)):
-            del self.lenders[claim]
-            claim.state = HELD
-        else:
-            # Its slot is lent out, or the new cost does not fit beside the others: it waits for it in line.
-            claim.preferred = claim.slots
-            self._vacate(claim, now, left_by=claim)
-            claim.cost = cost
-            self._line_up(claim, now)
-        claim.refused = False
+    def _line_up(self, claim: Claim, now: float) -> None:
+        """Let a holder wait for slots again, ahead of newcomers."""
+        claim.state, claim.since = RETURNING, now
+        self.line.add_returning(claim)
+
+    def _stays_where_it_is(self, claim: Claim, cost: Cost) -> bool:
+        """Say whether the slot of a refused park is not lent out, and the new cost fits beside the others."""
+        return claim.borrower is None and (claim.lender is not None or self.held.recharge(claim, cost))
 
     # Resume tickets.
 
-    def issue_ticket(self, claim: Claim, ttl: float, threads: float) -> ResumeTicket | None:
+    def issue_ticket(self, claim: Claim, ttl: float) -> ResumeTicket | None:
         """Return the claim's one resume ticket; None if the budget refuses it."""
         now = self._begin()
         if claim.state is ENDED:
             raise RuntimeError("cannot issue a ticket for a lease that is ended")
         if claim.ticket is None:
             ticket = IssuedTicket(claim.flow, now + ttl)
-            if not self.budget._ask(ticket, threads, now):
+            if not self.budget._ask(ticket, now):
                 return None
             claim.ticket = self.tickets[ticket.public.token] = ticket
             heapq.heappush(self._expiries, (ticket.public.expires_at, ticket.public.token))
-            self._note(EventKind.TICKET_ISSUED, claim)
+            self.announcer.note(EventKind.TICKET_ISSUED, claim)
             self._fill(now)
         return claim.ticket.public
-
-    def _left_with(self, ticket: IssuedTicket, slots: tuple[int, ...]) -> IssuedTicket | None:
-        """Let a ticket remember the slots that its lease leaves, and return it if it is still out."""
-        ticket.slots = slots
-        return ticket if ticket.public.token in self.tickets else None
 
     def _redeem(self, claim: Claim) -> bool:
         """Use a ticket up. One that is used, expired or another flow's is no ticket."""
@@ -265,9 +236,10 @@ class Core(Granting):
             return False
         del self.tickets[ticket.public.token]
         self.budget._give_back(ticket)
-        claim.came_with = ticket
         claim.preferred = ticket.slots
-        self._note(EventKind.TICKET_USED, claim)
+        # Now it is the claim that may come back to them.
+        self.held.warm.update((slot, claim) for slot in ticket.slots if self.held.warm.get(slot) is ticket)
+        self.announcer.note(EventKind.TICKET_USED, claim)
         return True
 
     # What the pool's owner does.
@@ -276,11 +248,10 @@ class Core(Granting):
         """Change the pool's size. Nobody is thrown out."""
         now = self._begin()
         if slots is not None:
-            self.held.ids.resize(slots, {slot for claim in self.holders for slot in claim.slots})
-            self.line_limit = self.config.line_limit(slots)
+            self.held.resize(slots, {slot for claim in self.holders for slot in claim.slots})
         if kv_tokens is not None:
             self.held.kv_tokens = kv_tokens
-        self._note(EventKind.RESIZED)
+        self.announcer.note(EventKind.RESIZED)
         self._fill(now)
 
     def close(self, *, dismiss: bool) -> None:
@@ -288,45 +259,24 @@ class Core(Granting):
         now = self._begin()
         if not self.closed:
             self.closed = True
-            self._note(EventKind.CLOSED)
+            self.announcer.note(EventKind.CLOSED)
         if dismiss:
             for claim in self.line.order(now, self.held.share)[len(self.line.returning) :]:
                 self.line.remove(claim)
-                self._dismiss(claim, PoolClosed(f"pool {self.name!r} was closed"))
-                self._note(EventKind.REFUSED, claim, reason="closed")
+                claim.refusal = PoolClosed(f"pool {self.name!r} was closed")
+                self._turn_away(claim, now, "closed")
         self._fill(now)
 
     def suspend(self, reason: str) -> None:
         """Hold all grants until `resume` was called as often."""
         now = self._begin()
         self.suspensions.append(reason)
-        self._note(EventKind.SUSPENDED, reason=reason)
+        self.announcer.note(EventKind.SUSPENDED, reason=reason)
         self._fill(now)
 
     def resume(self, reason: str) -> None:
         """End one suspension."""
         now = self._begin()
         self.suspensions.remove(reason)
-        self._note(EventKind.RESUMED, reason=reason)
+        self.announcer.note(EventKind.RESUMED, reason=reason)
         self._fill(now)
-
-    def check(self) -> None:
-        """Assert the invariants of `_granting`."""
-        holders = list(self.holders)
-        waiting = self.line.order(self._changed_at, self.held.share)
-        everybody = [*holders, *self.parked, *waiting]
-        assert len(everybody) == len(set(everybody)), f"a claim is in two places: {everybody}"
-        self.held.check(holders)
-        for claim in holders:
-            assert claim.state in {HELD, HELD_AGAIN} or (
-                claim.state is PARKED and (claim.refused or claim.open)
-            )
-            assert (claim.lender is None) or claim.lender.borrower is claim, f"{claim} borrows from nobody"
-        for claim in self.parked:
-            assert claim.state is PARKED, f"{claim} is among the parked"
-            assert not claim.slots, f"{claim} is parked with a slot"
-        for claim in waiting:
-            assert claim.state in {WAITING, RETURNING}, f"{claim} is in the line"
-        assert self.line.newcomers == len(waiting) - len(self.line.returning), "the line is miscounted"
-        if waiting and not self.suspensions:
-            assert not self.held.fits(waiting[0].cost), f"{waiting[0]} fits and was left waiting"

@@ -27,8 +27,7 @@ class LineFull(AdmissionError):
         self, statistics: PoolStatistics, retry_after: float, reason: Literal["line", "flow"] = "line"
     ) -> None:
         super().__init__(statistics, retry_after, reason)  # plain args, so that pickle and copy round-trip
-        self.statistics = statistics
-        self.retry_after = retry_after
+        self.statistics, self.retry_after = statistics, retry_after
         self.reason: Literal["line", "flow"] = reason
 
     def __str__(self) -> str:
@@ -44,8 +43,7 @@ class WaitTimeout(AdmissionError):
 
     def __init__(self, statistics: PoolStatistics, retry_after: float) -> None:
         super().__init__(statistics, retry_after)
-        self.statistics = statistics
-        self.retry_after = retry_after
+        self.statistics, self.retry_after = statistics, retry_after
 
     def __str__(self) -> str:
         return f"waited too long ({self.statistics.waiting} waiting for {self.statistics.slots} slots)"

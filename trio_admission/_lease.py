@@ -7,30 +7,28 @@ a grant would leave a slot with nobody. The bodies of the scopes are the caller'
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, final
+from collections import deque
+from typing import TYPE_CHECKING, Final, Self, final
 
 import trio
 from trio import CancelScope
 from trio.lowlevel import checkpoint, current_trio_token, enable_ki_protection
 
+from ._budget import ParkBudget, ResumeTicket
 from ._errors import LeaseLost
-from ._states import ENDED, HELD_AGAIN, PARKED, RETURNING, LeaseState, Move, require
+from ._states import ENDED, HELD_AGAIN, RETURNING, LeaseState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
-    from ._budget import ResumeTicket
     from ._claim import Claim
     from ._core import Core
     from ._records import Cost
 
+    Channel = tuple[trio.MemorySendChannel[tuple[int, ...]], trio.MemoryReceiveChannel[tuple[int, ...]]]
+
 _SPARE_CHANNELS: Final = 1024  # kept for the next to wait: some 2 KB each, and dear to make
-
-
-def default_threads() -> float:
-    """Return W of `ParkBudget`: the tokens of Trio's default thread limiter."""
-    return trio.to_thread.current_default_thread_limiter().total_tokens
+_run_budget = trio.lowlevel.RunVar[ParkBudget | None]("trio_admission.park_budget", None)
 
 
 class Waits:
@@ -40,14 +38,12 @@ class Waits:
     channel exists only while somebody waits, and is used again when nothing can be left in it.
     """
 
-    def __init__(self, core: Core, enter_run: Callable[[], None]) -> None:
+    def __init__(self, core: Core, own_budget: ParkBudget | None) -> None:
         self.core = core
         self.run: trio.lowlevel.TrioToken | None = None
-        self._enter_run = enter_run
-        self._caretaker: trio.CancelScope | None = None
-        self._spare: list[
-            tuple[trio.MemorySendChannel[tuple[int, ...]], trio.MemoryReceiveChannel[tuple[int, ...]]]
-        ] = []
+        self._own_budget = own_budget
+        self._caretaker: CancelScope | None = None
+        self._spare: deque[Channel] = deque(maxlen=_SPARE_CHANNELS)
 
     def enter_run(self) -> None:
         """Belong to the Trio run of the calling task from now on."""
@@ -57,75 +53,74 @@ class Waits:
         self.core.now = trio.lowlevel.current_clock().current_time
         self.core.forget_tickets()  # their times are of another clock
         self._spare.clear()
-        self._enter_run()
+        if self._own_budget is None:
+            budget = _run_budget.get()
+            if budget is None:
+                limiter = trio.to_thread.current_default_thread_limiter()
+                budget = ParkBudget._by_threads(lambda: limiter.total_tokens)
+                _run_budget.set(budget)
+            budget._join(self.core)
 
-    def watch(self, claim: Claim) -> None:
-        """See to it that the claim's place is gone when its ``max_wait`` has passed, though no task waits.
+    def take_care(self) -> None:
+        """See to it that those whose ``max_wait`` has passed lose their places.
 
-        A system task does it, one for a pool, and only while it is needed: those behind that place must be
-        looked at when it goes, and none of them can know when that is.
+        A system task does it, one for a pool, and only while it is needed: those behind such a place must be
+        looked at when it goes, also if no task waits for it.
         """
-        self.core.watch(claim)
-        if self._caretaker is not None:
-            self._caretaker.deadline = self.core.next_deadline
-        elif self.core.next_deadline != math.inf:
-            self._caretaker = trio.CancelScope()
+        if self._caretaker is None:
+            self._caretaker = CancelScope()
             trio.lowlevel.spawn_system_task(self._take_care)
+        self._caretaker.deadline = self.core.next_deadline
 
     async def _take_care(self) -> None:
         try:
             while (deadline := self.core.next_deadline) != math.inf:
-                with trio.CancelScope(deadline=deadline) as self._caretaker:
+                with CancelScope(deadline=deadline) as self._caretaker:
                     await trio.sleep_forever()
-                # As in `for_grant`: a grant in the same tick wins.
+                # Whoever leaves in this very tick may run after us; its grant still wins.
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 self.core.expire()
         finally:
             self._caretaker = None
 
     @enable_ki_protection
-    async def for_grant(self, claim: Claim, until: float = math.inf) -> None:
-        """Wait until the claim is granted, refused, or the clock shows ``until``; which, its state tells."""
+    async def for_grant(self, claim: Claim) -> None:
+        """Wait until the claim stands in no line any more: it is granted or refused. Always a checkpoint."""
+        if not self.core.waits(claim):
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
         if claim.wake is not None:
             raise RuntimeError("another task waits for this reservation already")
         channel = self._spare.pop() if self._spare else trio.open_memory_channel[tuple[int, ...]](1)
         claim.wake, receive = channel
         received = False
         try:
-            if until == math.inf:
-                await receive.receive()
-                received = True
-            else:
-                with trio.CancelScope(deadline=until):
-                    await receive.receive()
-                    received = True
-                if not received:
-                    # Whoever leaves in this very tick may run after us; its grant still wins.
-                    await trio.lowlevel.cancel_shielded_checkpoint()
+            await receive.receive()
+            received = True
         except trio.EndOfChannel:
-            received = False  # the pool was closed, and so is the channel
+            pass  # it was refused, and the channel is closed
         finally:
             claim.wake = None
-            if (received or self.core.waits(claim)) and len(self._spare) < _SPARE_CHANNELS:
+            if received or self.core.waits(claim):
                 self._spare.append(channel)  # nothing is in it
 
 
-class BareNursery:
-    """A nursery for a block whose own error is to leave it as it is, not in a group."""
+class Block:
+    """A block inside a lease, with a nursery. Its own error leaves it as it is, not in a group."""
 
-    def __init__(self) -> None:
+    nursery: trio.Nursery
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._waits = lease._waits  # the lease's own parts
+        self._claim = lease._claim
         self._manager = trio.open_nursery()
 
-    async def open(self) -> trio.Nursery:
-        """Open the nursery. Not a checkpoint: opening one never is."""
-        return await self._manager.__aenter__()
-
-    async def close(self, error: BaseException | None) -> BaseException | None:
+    async def _close(self, error: BaseException | None) -> BaseException | None:
         """Wait for the tasks, and return what leaves: None, ``error`` itself, or the tasks' group."""
+        kind, traceback = (None, None) if error is None else (type(error), error.__traceback__)
         try:
-            swallowed = await self._manager.__aexit__(
-                type(error) if error is not None else None, error, error.__traceback__ if error else None
-            )
+            swallowed = await self._manager.__aexit__(kind, error, traceback)
         except BaseExceptionGroup as group:
             others = group.split(trio.Cancelled)[1]  # an outer cancel may have cut the tasks as well
             alone = others is None or (len(others.exceptions) == 1 and others.exceptions[0] is error)
@@ -142,21 +137,35 @@ class Arrival:
     """
 
     __slots__ = ("_claim", "_scope", "_waits")
-    _scope: trio.CancelScope
+    _scope: CancelScope
+    _enters_at_once = False  # without a wait for the grant
 
-    def __init__(self, waits: Waits, claim: Claim) -> None:
+    def __init__(self, waits: Waits, claim: Claim, parent: Lease | None = None) -> None:
         self._waits = waits
         self._claim = claim
+        if parent is not None and parent._waits is waits:
+            claim.parent = parent._claim  # a lease of another pool has no slot that would be of use here
 
-    def _not_granted(self) -> None:
-        """Raise what ended the wait, if it is over."""
-        claim, core = self._claim, self._waits.core
-        if core.waits(claim) and core.now() >= claim.deadline:
-            core.time_out(claim)
-        if claim.refusal is not None:
-            raise claim.refusal
-        if claim.state is ENDED:
-            raise RuntimeError("the reservation has ended")
+    @enable_ki_protection
+    async def __aenter__(self) -> Self:
+        waits, claim = self._waits, self._claim
+        if waits.run is not current_trio_token():
+            waits.enter_run()
+        waits.core.arrive(claim)
+        try:
+            if claim.deadline != math.inf:
+                waits.take_care()
+            if claim.granted or self._enters_at_once:
+                await checkpoint()
+            else:
+                await waits.for_grant(claim)
+                self._must_go_on()
+        except BaseException:
+            waits.core.leave(claim)
+            raise
+        self._scope = scope = CancelScope()
+        scope.__enter__()
+        return self
 
     @enable_ki_protection
     async def __aexit__(
@@ -167,12 +176,15 @@ class Arrival:
         cut_by = self._claim.cut_by
         if cut_by is not None and (error is None or swallowed):
             raise LeaseLost("the park ended in another way than by finishing its block") from cut_by
-        # The scope swallows nothing else, since only `_lose` cancels it.
+        # The scope swallows nothing else, since only a park cancels it.
 
-    def _lose(self, cut_by: BaseException) -> None:
-        """Stop the rest of the scope, whose lease was lost in mid-scope."""
-        self._claim.cut_by = cut_by
-        self._scope.cancel(reason="the lease was lost in a park")
+    def _must_go_on(self) -> None:
+        """Raise what ended the reservation, if it is over."""
+        claim = self._claim
+        if claim.refusal is not None:
+            raise claim.refusal
+        if claim.state is ENDED:
+            raise RuntimeError("the reservation has ended")
 
 
 @final
@@ -180,26 +192,6 @@ class Lease(Arrival):
     """The right to generate, for the length of the scope that gave it."""
 
     __slots__ = ()
-
-    @enable_ki_protection
-    async def __aenter__(self) -> Lease:
-        waits, claim = self._waits, self._claim
-        if waits.run is not current_trio_token():
-            waits.enter_run()
-        waits.core.arrive(claim)
-        try:
-            if claim.granted:
-                await checkpoint()
-            else:
-                await waits.for_grant(claim, claim.deadline)
-                if not claim.granted:
-                    self._not_granted()
-        except BaseException:
-            waits.core.leave(claim)
-            raise
-        self._scope = scope = CancelScope()
-        scope.__enter__()
-        return self
 
     def __repr__(self) -> str:
         return f"<Lease {self.state.value} slots={self.slots}>"
@@ -255,21 +247,18 @@ class Lease(Arrival):
         """
         if not ttl > 0:
             raise ValueError(f"ttl must be above 0 seconds, not {ttl!r}")
-        return self._waits.core.issue_ticket(self._claim, ttl, default_threads())
+        return self._waits.core.issue_ticket(self._claim, ttl)
 
 
 @final
-class Parked:
+class Parked(Block):
     """A lease without its slot, for the length of a block. Made by `Lease.parked`."""
 
     nursery: trio.Nursery
     """Runs tasks for the time without a slot, the wait to return included; then they are cancelled."""
 
     def __init__(self, lease: Lease, cost: Cost | None) -> None:
-        self._lease = lease
-        self._waits = lease._waits  # the lease's own parts, here and below
-        self._claim = lease._claim
-        self._bare = BareNursery()
+        super().__init__(lease)
         self._task: trio.lowlevel.Task | None = None
         self.cost = cost or self._claim.cost
         """What the lease takes when it comes back."""
@@ -303,88 +292,70 @@ class Parked:
 
     @enable_ki_protection
     async def __aenter__(self) -> Parked:
-        self._waits.core.park(self._claim, default_threads())
+        self._waits.core.park(self._claim)
         self._task = trio.lowlevel.current_task()
-        self.nursery = await self._bare.open()
+        self.nursery = await self._manager.__aenter__()  # never a checkpoint
         return self
 
     @enable_ki_protection
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         cut_by = error
         if error is None:
             try:
-                await self._come_back()
+                # Cancellation first: a deadline that passed in the body must show, also while slots are free.
+                await trio.lowlevel.checkpoint_if_cancelled()
+                self._waits.core.come_back(self._claim, self.cost)
+                await self._waits.for_grant(self._claim)
             except BaseException as cut:  # noqa: BLE001  # whatever it is ends the lease, and leaves below
                 cut_by = cut
         if cut_by is not None:
             self._waits.core.leave(self._claim, lost=True)
         self.nursery.cancel_scope.cancel(reason="the park ended")
-        leaving = await self._bare.close(cut_by)
+        leaving = await self._close(cut_by)
         if leaving is not None:
             cut_by = leaving  # a task's error ends the lease too, and explains why the wait was cut
         if cut_by is not None:
             self._waits.core.leave(self._claim, lost=True)
             # Only now: an outer cancel would keep the nursery's own from ending in it.
-            self._lease._lose(cut_by)
+            self._claim.cut_by = cut_by
+            self._lease._scope.cancel(reason="the lease was lost in a park")
         if leaving is not None and leaving is not error:
             raise leaving
 
-    async def _come_back(self) -> None:
-        # Cancellation first: a deadline that passed during the body must show, also while slots are free.
-        await trio.lowlevel.checkpoint_if_cancelled()
-        require(Move.RETURN, self._claim.state)
-        self._waits.core.come_back(self._claim, self.cost)
-        if self._claim.state is RETURNING:
-            await self._waits.for_grant(self._claim)
-
 
 @final
-class Held:
+class Held(Block):
     """A slot held for the length of a block inside a park. Made by `Parked.unparked`."""
 
     nursery: trio.Nursery
     """Its tasks are waited for before the slot goes on."""
 
     def __init__(self, parked: Parked) -> None:
+        super().__init__(parked._lease)
         self._parked = parked
-        self._waits = parked._waits
-        self._claim = parked._claim
-        self._bare = BareNursery()
 
     @property
     def slot(self) -> int | None:
         """The slot's id, as `Lease.slot`."""
-        slots = self._claim.slots
-        return slots[0] if slots else None
+        return self._lease.slot
 
     @enable_ki_protection
     async def __aenter__(self) -> Held:
         if self._parked._task is not trio.lowlevel.current_task():
             raise RuntimeError("only the task that entered the park may unpark")
         await trio.lowlevel.checkpoint_if_cancelled()
-        core, claim = self._waits.core, self._claim
-        if claim.state is not PARKED:
-            require(Move.UNPARK, claim.state)
-        if not claim.refused and not claim.open:
-            core.unpark(claim, self._parked.cost)
+        self._waits.core.unpark(self._claim, self._parked.cost)
         try:
-            if claim.state is RETURNING:
-                await self._waits.for_grant(claim)
-            else:
-                await trio.lowlevel.cancel_shielded_checkpoint()
+            await self._waits.for_grant(self._claim)
         except BaseException:
             self._give_on()
             raise
-        self.nursery = await self._bare.open()
+        self.nursery = await self._manager.__aenter__()  # never a checkpoint
         return self
 
     @enable_ki_protection
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        leaving = await self._bare.close(error)
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        leaving = await self._close(error)
         self._give_on()
         if leaving is not None and leaving is not error:
             raise leaving

@@ -1,17 +1,17 @@
 """Who waits, and in what order they are served. Knows nothing of how many slots are free.
 
-Returning holders stand ahead of everybody, in the order in which they came back. Newcomers of several flows
-or priorities are served as `_fair` says. With one flow in one class, all of that comes down to first come,
-first served, and that is how it is done here: until somebody arrives who is of another flow or priority than
-those who wait or hold, there is just a queue.
+Returning holders stand ahead of everybody, in the order in which they came back. Newcomers of one priority
+form a class, in which flows share as `_fair` says, and each class's next is weighed against the others'.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from ._fair import FairShares
+from ._fair import Flow, PriorityClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 class Line:
     """Everybody who waits.
 
+    Until somebody arrives who is of another flow or priority than those who wait or hold, there is one flow
+    ``alone``, and all comes down to first come, first served. Of its times only the difference between its
+    finish and the virtual time counts, and nobody looks for it in its class's heap or counts what it holds.
+
     Args:
         aging: Seconds of waiting that weigh as much as one step of priority; None = they weigh nothing.
         holders: Those who hold, kept by the caller. A flow is known for as long as it waits or holds.
@@ -32,22 +36,14 @@ class Line:
         self.returning: OrderedDict[Claim, None] = OrderedDict()
         self._aging = aging
         self._holders = holders
-        # While one flow is alone: its key, its newcomers, and by how much the end of its latest request lies
-        # ahead of the virtual time. That is what the latest newcomer was charged, and all returns since.
-        self.key = ("", 0)
-        self.queue: OrderedDict[Claim, None] = OrderedDict()
-        self.ahead = 0.0
-        self._fair: FairShares | None = None  # when it is not
-
-    @property
-    def plain(self) -> bool:
-        """Whether those who wait are all in ``queue``."""
-        return self._fair is None and not self.returning
+        self._classes: dict[int, PriorityClass] = {}
+        self.alone: Flow | None = self._flow(("", 0))
+        self._newcomers = 0  # kept while there is more than one flow
 
     @property
     def newcomers(self) -> int:
         """How many newcomers wait."""
-        return len(self.queue) if self._fair is None else self._fair.waiting
+        return self._newcomers if self.alone is None else len(self.alone.waiters)
 
     @property
     def length(self) -> int:
@@ -55,12 +51,13 @@ class Line:
         return len(self.returning) + self.newcomers
 
     def add(self, claim: Claim) -> None:
-        """Let a newcomer join."""
-        fair = self._shares_with(claim)
-        if fair is None:
-            self.queue[claim] = None
-        else:
-            fair.add(claim)
+        """Let a newcomer join the end of its flow."""
+        flow = self._meet(claim)
+        if not flow.waiters:
+            flow.start = max(flow.home.virtual_time, flow.finish)
+        flow.waiters[claim] = None
+        self._newcomers += 1
+        self._update(flow)
         if claim.parent is not None:
             claim.parent.children[claim] = None
 
@@ -71,63 +68,98 @@ class Line:
             claim.parent.children[claim] = None
 
     def remove(self, claim: Claim) -> None:
-        """Take a claim out that was not granted."""
+        """Take a claim out that was not granted, which has cost its flow nothing."""
         if claim in self.returning:
             del self.returning[claim]
-        elif self._fair is None:
-            del self.queue[claim]
         else:
-            self._fair.remove(claim)
+            flow = self._flow(claim.key)
+            del flow.waiters[claim]
+            self._newcomers -= 1
+            self._update(flow)
         if claim.parent is not None:
             del claim.parent.children[claim]
 
-    def grant(self, claim: Claim) -> None:
-        """Take a claim out and book its grant, which takes ``claim.share`` of the pool (0 = it is lent)."""
+    def grant(self, claim: Claim, share: float) -> None:
+        """Take a claim out and book its grant, which takes ``share`` of the pool (0 = it is lent)."""
+        flow = self._meet(claim)
+        start = max(flow.start if flow.waiters else flow.finish, flow.home.virtual_time)
         if claim in self.returning:
             del self.returning[claim]
-            fair = self._shares_with(claim)
-            if fair is None:
-                self.ahead += claim.share / claim.weight
-            else:
-                fair.grant(claim, returns=True)
-        elif self._fair is None:
-            del self.queue[claim]
-            if claim.share:
-                self.ahead = claim.share / claim.weight
         else:
-            self._fair.grant(claim, returns=False)
+            del flow.waiters[claim]
+            self._newcomers -= 1
+            if share:  # what is lent is not served in the order of tags
+                flow.home.virtual_time = start
+        flow.finish = flow.start = start + share / claim.weight
+        flow.holding += 1
+        self._update(flow)
         if claim.parent is not None:
             del claim.parent.children[claim]
 
     def release(self, claim: Claim) -> None:
         """Note that a granted claim holds nothing any more."""
-        if self._fair is not None:
-            self._fair.release(claim)
+        if self.alone is None:
+            flow = self._flow(claim.key)
+            flow.holding -= 1
+            self._update(flow)
 
     def head(self, now: float) -> Claim | None:
-        """Return who is served next."""
+        """Return who is served next. Costs O(log n) for each distinct priority that waits."""
         if self.returning:
             return next(iter(self.returning))
-        if self._fair is None:
-            return next(iter(self.queue), None)
-        return self._fair.head(now)
+        if self.alone is not None:
+            return next(iter(self.alone.waiters), None)
+        heads = [head for home in self._classes.values() if (head := home.head()) is not None]
+        return min(heads, key=lambda claim: self._rank(claim, now), default=None)
 
     def order(self, now: float, share: Callable[[Cost], float]) -> list[Claim]:
         """Return everybody in the order in which they would be served from now on."""
-        newcomers = self.queue if self._fair is None else self._fair.order(now, share, self.returning)
-        return [*self.returning, *newcomers]
+        if self.alone is not None:
+            return [*self.returning, *self.alone.waiters]
 
-    def waiting_of(self, flow: str) -> int:
+        def charge(claim: Claim) -> float:
+            return min(1.0, share(claim.cost)) / claim.weight
+
+        charged: dict[tuple[str, int], float] = {}
+        for claim in self.returning:
+            charged[claim.key] = charged.get(claim.key, 0.0) + charge(claim)
+        classes = [home.order(charge, charged) for home in self._classes.values()]
+        # Merging by the heads alone is what the service does, too: a class's next counts, not its others.
+        return [*self.returning, *heapq.merge(*classes, key=lambda claim: self._rank(claim, now))]
+
+    def waiting_of(self, name: str) -> int:
         """Return how many newcomers of one flow wait."""
-        if self._fair is not None:
-            return self._fair.waiting_of(flow)
-        return len(self.queue) if flow == self.key[0] else 0
+        flows = (home.flows.get((name, priority)) for priority, home in self._classes.items())
+        return sum(len(flow.waiters) for flow in flows if flow is not None)
 
-    def _shares_with(self, claim: Claim) -> FairShares | None:
-        """Return what divides the pool between the flows once this claim is there; None = one is alone."""
+    def _meet(self, claim: Claim) -> Flow:
+        """Return the flow of a claim that comes or is granted, which may end another's being alone."""
         if not self._holders and not self.newcomers:
-            self.key, self.ahead, self._fair = claim.key, 0.0, None
-        elif self._fair is None and claim.key != self.key:
-            self._fair = FairShares(self._aging, self.key, self.ahead, self.queue, self._holders)
-            self.queue = OrderedDict()
-        return self._fair
+            self._classes = {}
+            self.alone = self._flow(claim.key)
+        elif self.alone is not None and claim.key != self.alone.key:
+            flow, self.alone = self.alone, None
+            self._newcomers, flow.holding = len(flow.waiters), len(self._holders)
+            self._update(flow)
+        return self._flow(claim.key)
+
+    def _flow(self, key: tuple[str, int]) -> Flow:
+        """Return the flow of that name and priority, new if it was forgotten."""
+        home = self._classes.get(key[1])
+        if home is None:
+            home = self._classes[key[1]] = PriorityClass()
+        flow = home.flows.get(key)
+        if flow is None:
+            flow = home.flows[key] = Flow(key, home)
+        return flow
+
+    def _update(self, flow: Flow) -> None:
+        """Put the order right after a change of a flow."""
+        if self.alone is None:
+            flow.home.update(flow)
+            if not flow.home.flows:
+                del self._classes[flow.key[1]]
+
+    def _rank(self, claim: Claim, now: float) -> tuple[float, float, int]:
+        aged = math.floor((now - claim.since) / self._aging) if self._aging is not None else 0
+        return (-(claim.priority + aged), claim.since, claim.id)

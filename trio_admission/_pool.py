@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import enum
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
+from typing import Final, Unpack, final
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._budget import ParkBudget, ResumeTicket
-from ._claim import Claim
+from ._budget import ParkBudget
+from ._claim import Claim, Request
 from ._config import AdmissionConfig
 from ._core import Core
+from ._holdings import Holdings
 from ._lease import Lease, Waits
-from ._records import ONE_SLOT, Cost
+from ._records import Instrument, PoolStatistics, Waiting, require_count
 from ._reservation import Reservation
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from ._records import Instrument, PoolStatistics, Waiting
-
-
-class _Default(enum.Enum):
-    CONFIG = "as the pool's config says"
-
-
-FROM_CONFIG: Final = _Default.CONFIG
-MaxWait: TypeAlias = float | Literal[_Default.CONFIG] | None
-
 DEFAULT_CONFIG: Final = AdmissionConfig()
-_run_budget: trio.lowlevel.RunVar[ParkBudget] = trio.lowlevel.RunVar("trio_admission.park_budget")
 
 
 class SlotPool:
@@ -57,26 +43,19 @@ class SlotPool:
         config: AdmissionConfig = DEFAULT_CONFIG,
         park_budget: ParkBudget | None = None,
     ) -> None:
-        _require_count("slots", slots)
+        require_count("slots", slots, least=1)
         if kv_tokens is not None:
-            _require_count("kv_tokens", kv_tokens)
-        self._own_budget = park_budget
-        self._max_wait = config.max_wait
-        self._core = Core(
-            name,
-            slots,
-            kv_tokens if config.kv_budget else None,
-            config,
-            park_budget or ParkBudget(0),  # without one of its own, it gets that of its run on arrival
-            trio.current_time,
-        )
-        self._waits = Waits(self._core, self._use_budget_of_run)
-        self._drained: trio.Event | None = None
+            require_count("kv_tokens", kv_tokens, least=1)
+        budget = park_budget or ParkBudget(0)  # without one of its own, it gets that of its run on arrival
+        held = Holdings(slots, kv_tokens if config.kv_budget else None)
+        self._core = Core(name, held, config, budget, trio.current_time)
+        self._waits = Waits(self._core, park_budget)
+        self._drained = trio.lowlevel.ParkingLot()
 
     def __repr__(self) -> str:
         core = self._core
         return (
-            f"<SlotPool {core.name!r}: {core.held.slots} of {core.slots} slots held,"
+            f"<SlotPool {core.name!r}: {core.held.slots} of {core.held.size} slots held,"
             f" {core.line.newcomers} waiting, {len(core.parked)} parked>"
         )
 
@@ -95,27 +74,18 @@ class SlotPool:
         """Why grants are held back, the latest reason of those given to `suspended`; None = they are not."""
         return self._core.suspensions[-1] if self._core.suspensions else None
 
-    def admit(
-        self,
-        *,
-        cost: Cost = ONE_SLOT,
-        flow: str = "",
-        weight: float = 1.0,
-        priority: int = 0,
-        prefer_slot: int | None = None,
-        ticket: ResumeTicket | str | None = None,
-        parent: Lease | None = None,
-        max_wait: MaxWait = FROM_CONFIG,
-    ) -> Lease:
+    def admit(self, *, parent: Lease | None = None, **request: Unpack[Request]) -> Lease:
         """Wait for a lease, hold it for the block, and give it back: ``async with pool.admit() as lease:``.
 
         Entering is a checkpoint and blocks until a slot is granted; leaving never blocks.
 
         Args:
-            cost: What the request takes.
-            flow: On whose behalf. Flows share the slots fairly, whatever number of requests each has waiting.
-            weight: The flow's share in relation to others, above 0.
-            priority: Higher is served first; `AdmissionConfig.aging` keeps the others from starving.
+            cost: What the request takes, by default one slot.
+            flow: On whose behalf, by default ``""``. Flows share the slots fairly, whatever number of
+                requests each has waiting.
+            weight: The flow's share in relation to others, above 0, by default 1.
+            priority: Higher is served first, by default 0; `AdmissionConfig.aging` keeps the others from
+                starving.
             prefer_slot: An id to be given if it is free. Never a reason to wait.
             ticket: A resume ticket of this pool and flow. One that is used, expired or another flow's is
                 ignored.
@@ -130,25 +100,9 @@ class SlotPool:
             PoolClosed: on entry, if the pool is closed, or is closed during the wait.
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
-        if max_wait is FROM_CONFIG:
-            max_wait = self._max_wait
-        claim = Claim(cost, flow, weight, priority, max_wait)
-        if prefer_slot is not None or ticket is not None or parent is not None:
-            self._extend(claim, prefer_slot, ticket, parent)
-        return Lease(self._waits, claim)
+        return Lease(self._waits, Claim(**request), parent)
 
-    def reserve(
-        self,
-        *,
-        cost: Cost = ONE_SLOT,
-        flow: str = "",
-        weight: float = 1.0,
-        priority: int = 0,
-        prefer_slot: int | None = None,
-        ticket: ResumeTicket | str | None = None,
-        parent: Lease | None = None,
-        max_wait: MaxWait = FROM_CONFIG,
-    ) -> Reservation:
+    def reserve(self, *, parent: Lease | None = None, **request: Unpack[Request]) -> Reservation:
         """Arrive, and get a lease at once or a place: ``async with pool.reserve() as reservation:``.
 
         Entering is a checkpoint but never waits for a slot; leaving never blocks, and gives back the lease or
@@ -159,12 +113,7 @@ class SlotPool:
             PoolClosed: on entry, if the pool is closed.
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
-        if max_wait is FROM_CONFIG:
-            max_wait = self._max_wait
-        claim = Claim(cost, flow, weight, priority, max_wait)
-        if prefer_slot is not None or ticket is not None or parent is not None:
-            self._extend(claim, prefer_slot, ticket, parent)
-        return Reservation(self._waits, claim)
+        return Reservation(self._waits, Claim(**request), parent)
 
     def statistics(self) -> PoolStatistics:
         """Return the counts of this moment."""
@@ -189,9 +138,9 @@ class SlotPool:
         what is held is below the new size, and ids at or above it retire when they come back.
         """
         if slots is not None:
-            _require_count("slots", slots)
+            require_count("slots", slots, least=1)
         if kv_tokens is not None:
-            _require_count("kv_tokens", kv_tokens)
+            require_count("kv_tokens", kv_tokens, least=1)
         self._core.resize(slots, kv_tokens if self.config.kv_budget else None)
 
     def suspended(self, reason: str) -> Suspension:
@@ -211,17 +160,15 @@ class SlotPool:
         """Wait until nothing is held, waiting, parked or returning, whether the pool is closed or not."""
         await trio.lowlevel.checkpoint()
         while not self._core.idle:
-            if self._drained is None:
-                self._drained = trio.Event()
-                self._core.on_idle = self._tell_drained
-                self._core.calm = False
-            await self._drained.wait()
+            self._core.on_idle = self._drained.unpark_all
+            self._core.calm = None
+            await self._drained.park()
 
     @enable_ki_protection
     def add_instrument(self, instrument: Instrument) -> None:
         """Call ``instrument`` with a `PoolEvent` after each change from now on."""
         self._core.announcer.instruments.append(instrument)
-        self._core.calm = False
+        self._core.calm = None
 
     @enable_ki_protection
     def remove_instrument(self, instrument: Instrument) -> None:
@@ -231,29 +178,6 @@ class SlotPool:
             ValueError: if it is not there, for example since it has raised.
         """
         self._core.announcer.instruments.remove(instrument)
-
-    def _extend(
-        self, claim: Claim, prefer_slot: int | None, ticket: ResumeTicket | str | None, parent: Lease | None
-    ) -> None:
-        if prefer_slot is not None:
-            claim.preferred = (prefer_slot,)
-        claim.token = ticket.token if isinstance(ticket, ResumeTicket) else ticket
-        if parent is not None and parent._waits is self._waits:
-            claim.parent = parent._claim  # a lease of another pool has no slot that would be of use here
-
-    def _tell_drained(self) -> None:
-        if self._drained is not None:
-            self._drained.set()
-        self._drained = self._core.on_idle = None
-
-    def _use_budget_of_run(self) -> None:
-        if self._own_budget is None:
-            try:
-                budget = _run_budget.get()
-            except LookupError:
-                budget = ParkBudget._by_threads()
-                _run_budget.set(budget)
-            self._core.use_budget(budget)
 
 
 @final
@@ -269,14 +193,5 @@ class Suspension:
         self._core.suspend(self._reason)
 
     @enable_ki_protection
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._core.resume(self._reason)
-
-
-def _require_count(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be an int, not {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Unpack
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
-    from ._budget import ResumeTicket
+    from ._claim import Request
     from ._lease import Lease
-    from ._pool import MaxWait
-    from ._records import Cost, Instrument, PoolStatistics, Waiting
+    from ._records import Instrument, PoolStatistics, Waiting
     from ._reservation import Reservation
 
 
@@ -23,31 +22,13 @@ class Pool(Protocol):
         ...
 
     def admit(
-        self,
-        *,
-        cost: Cost = ...,
-        flow: str = ...,
-        weight: float = ...,
-        priority: int = ...,
-        prefer_slot: int | None = ...,
-        ticket: ResumeTicket | str | None = ...,
-        parent: Lease | None = ...,
-        max_wait: MaxWait = ...,
+        self, *, parent: Lease | None = ..., **request: Unpack[Request]
     ) -> AbstractAsyncContextManager[Lease]:
         """Wait for a lease, hold it for the block, and give it back."""
         ...
 
     def reserve(
-        self,
-        *,
-        cost: Cost = ...,
-        flow: str = ...,
-        weight: float = ...,
-        priority: int = ...,
-        prefer_slot: int | None = ...,
-        ticket: ResumeTicket | str | None = ...,
-        parent: Lease | None = ...,
-        max_wait: MaxWait = ...,
+        self, *, parent: Lease | None = ..., **request: Unpack[Request]
     ) -> AbstractAsyncContextManager[Reservation]:
         """Arrive: get a lease at once, or a place in the line."""
         ...
@@ -66,7 +47,6 @@ class Pool(Protocol):
 
     def resize(self, slots: int | None = None, *, kv_tokens: int | None = None) -> None:
         """Change the pool's size."""
-        ...
 
     def suspended(self, reason: str) -> AbstractContextManager[None]:
         """Hold all grants for the block."""
@@ -74,16 +54,12 @@ class Pool(Protocol):
 
     def close(self) -> None:
         """Refuse newcomers for ever."""
-        ...
 
     async def drained(self) -> None:
         """Wait until nobody is held, waiting, parked or returning."""
-        ...
 
     def add_instrument(self, instrument: Instrument) -> None:
         """Tell the instrument each change from now on."""
-        ...
 
     def remove_instrument(self, instrument: Instrument) -> None:
         """Tell it no more."""
-        ...

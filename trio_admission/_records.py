@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 
+def require_count(name: str, value: int, *, least: int) -> None:
+    """Raise `TypeError` or `ValueError` unless ``value`` is an int of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What a request takes from the pool.
@@ -20,12 +28,8 @@ class Cost:
     tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("slots", 1), ("tokens", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, not {value!r}")
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
+        require_count("slots", self.slots, least=1)
+        require_count("tokens", self.tokens, least=0)
 
 
 ONE_SLOT: Final = Cost()
@@ -123,4 +127,3 @@ class Instrument(Protocol):
 
     def __call__(self, event: PoolEvent, /) -> object:
         """Take note of one event."""
-        ...

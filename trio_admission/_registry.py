@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, final
 
 from trio.lowlevel import enable_ki_protection
@@ -27,8 +28,7 @@ class PoolRegistry:
     def __init__(
         self, *, config: AdmissionConfig = DEFAULT_CONFIG, park_budget: ParkBudget | None = None
     ) -> None:
-        self._config = config
-        self._park_budget = park_budget
+        self._make = partial(SlotPool, config=config, park_budget=park_budget)
         self._pools: dict[str, SlotPool] = {}
         self._discarded: set[str] = set()
 
@@ -37,9 +37,7 @@ class PoolRegistry:
         self._sweep()
         pool = self._pools.get(name)
         if pool is None:
-            pool = self._pools[name] = SlotPool(
-                slots, name=name, config=self._config, park_budget=self._park_budget
-            )
+            pool = self._pools[name] = self._make(slots, name=name)
         return pool
 
     @enable_ki_protection

@@ -6,33 +6,17 @@ import math
 from typing import final
 
 import trio
-from trio.lowlevel import current_trio_token, enable_ki_protection
+from trio.lowlevel import enable_ki_protection
 
 from ._lease import Arrival, Lease
-from ._states import ENDED
 
 
 @final
 class Reservation(Arrival):
     """A lease, or a place in the line, for the length of the scope that gave it."""
 
+    _enters_at_once = True
     _lease: Lease | None = None
-
-    @enable_ki_protection
-    async def __aenter__(self) -> Reservation:
-        waits, claim = self._waits, self._claim
-        if waits.run is not current_trio_token():
-            waits.enter_run()
-        waits.core.arrive(claim)
-        try:
-            await trio.lowlevel.checkpoint()
-        except BaseException:
-            waits.core.leave(claim)
-            raise
-        waits.watch(claim)
-        self._scope = trio.CancelScope()
-        self._scope.__enter__()
-        return self
 
     def __repr__(self) -> str:
         return f"<Reservation {self._claim.id} {self._claim.state.value} position={self.position}>"
@@ -46,11 +30,12 @@ class Reservation(Arrival):
     def lease(self) -> Lease | None:
         """The lease, or None while waiting. After the pool was closed, raises `PoolClosed`."""
         claim = self._claim
-        if claim.granted:
-            return self._held()
         if claim.refusal is not None:
             raise claim.refusal
-        return None
+        if claim.granted and self._lease is None:
+            self._lease = Lease(self._waits, claim)
+            self._lease._scope = self._scope
+        return self._lease
 
     @property
     def position(self) -> int:
@@ -73,8 +58,9 @@ class Reservation(Arrival):
             PoolClosed: the pool was closed before the grant; the place is gone.
             RuntimeError: another task waits for this reservation, or it has ended.
         """
-        await self._attend()
-        return self._held()
+        lease = await self.wait_at_most(math.inf)
+        assert lease is not None
+        return lease
 
     @enable_ki_protection
     async def wait_at_most(self, seconds: float) -> Lease | None:
@@ -84,24 +70,15 @@ class Reservation(Arrival):
         """
         if not seconds >= 0:
             raise ValueError(f"seconds must be at least 0, not {seconds!r}")
+        core, claim = self._waits.core, self._claim
         until = trio.current_time() + seconds
-        return self._held() if await self._attend(until) else None
-
-    async def _attend(self, until: float = math.inf) -> bool:
-        waits, claim = self._waits, self._claim
-        try:
-            if waits.core.waits(claim):
-                await waits.for_grant(claim, min(until, claim.deadline))
-            else:
-                await trio.lowlevel.checkpoint()
-            if not claim.granted or claim.state is ENDED:
-                self._not_granted()
-            return claim.granted
-        finally:
-            waits.watch(claim)  # in case it still waits
-
-    def _held(self) -> Lease:
-        if self._lease is None:
-            self._lease = Lease(self._waits, self._claim)
-            self._lease._scope = self._scope
-        return self._lease
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with trio.CancelScope(deadline=until):
+            await self._waits.for_grant(claim)
+        if core.waits(claim):
+            # Whoever leaves in this very tick may run after us; its grant still wins.
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            if claim.deadline <= until:
+                core.expire()  # the caretaker's time has come as well, and it may run after us
+        self._must_go_on()
+        return self.lease

@@ -23,16 +23,15 @@ class LeaseState(enum.Enum):
     """Over, in whatever way."""
 
 
-WAITING: Final = LeaseState.WAITING
-HELD: Final = LeaseState.HELD
-PARKED: Final = LeaseState.PARKED
-RETURNING: Final = LeaseState.RETURNING
-HELD_AGAIN: Final = LeaseState.HELD_AGAIN
-ENDED: Final = LeaseState.ENDED
+WAITING, HELD, PARKED, RETURNING, HELD_AGAIN, ENDED = LeaseState
 
 
 class Move(enum.Enum):
-    """What can happen to a lease."""
+    """What can happen to a lease.
+
+    Where GRANT and RETURN lead depends on the lease: GRANT out of a return inside `unparked()` leads to
+    HELD_AGAIN, and RETURN from a refused park to HELD at once, since the slot was never given back.
+    """
 
     GRANT = "grant"
     PARK = "park"
@@ -42,9 +41,7 @@ class Move(enum.Enum):
     END = "end"
 
 
-# Move -> the states that it may start from. Where GRANT and RETURN lead depends on the lease:
-# GRANT out of a return inside `unparked()` leads to HELD_AGAIN, and RETURN from a refused park to
-# HELD at once, since the slot was never given back.
+# Move -> the states that it may start from -> those that it may lead to.
 MOVES: Final[dict[Move, dict[LeaseState, tuple[LeaseState, ...]]]] = {
     Move.GRANT: {WAITING: (HELD,), RETURNING: (HELD, HELD_AGAIN)},
     Move.PARK: {HELD: (PARKED,)},

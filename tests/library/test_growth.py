@@ -11,6 +11,7 @@ import pytest
 from trio_admission import AdmissionConfig, LeaseState, ParkBudget
 from trio_admission._claim import Claim
 from trio_admission._core import Core
+from trio_admission._holdings import Holdings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,7 @@ class Scene:
     def __init__(self, waiting: int) -> None:
         self.numbers = itertools.count()
         config = AdmissionConfig(max_waiting=0)
-        self.core = Core("", 1, None, config, ParkBudget.unlimited(), lambda: 0.0)
+        self.core = Core("", Holdings(1), config, ParkBudget.unlimited(), lambda: 0.0)
         self.holder = self.arrive()
         self.line = [self.arrive() for _ in range(waiting)]
 
@@ -55,7 +56,7 @@ def hand_over(scene: Scene) -> None:
 
 
 def park_and_return(scene: Scene) -> None:
-    scene.core.park(scene.holder, 40)
+    scene.core.park(scene.holder)
     (other,) = scene.core.holders
     scene.core.come_back(scene.holder, scene.holder.cost)
     scene.core.leave(other)

@@ -41,7 +41,7 @@ async def test_check_accepts_a_pool_in_any_state() -> None:
 async def test_check_finds_books_that_are_wrong() -> None:
     """E2: a token that is charged to nobody, and a waiter who could have been admitted."""
     pool = SlotPool(2)
-    pool._core.held.ids.take(1)
+    pool._core.held.take_ids(1)
     with pytest.raises(AssertionError, match="held"):
         check(pool)
     pool = SlotPool(1)

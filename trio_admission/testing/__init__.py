@@ -7,6 +7,7 @@ made of is in `fake_llama_server`. Pytest finds the fixtures `slot_pool` and `fa
 (`pytest_trio_admission`).
 """
 
-from ._pools import OpenPool as OpenPool, check as check
+from ._check import check as check
+from ._pools import OpenPool as OpenPool
 from ._time import run_in_virtual_time as run_in_virtual_time, until as until
 from .fake_llama_server import FakeLlamaServer as FakeLlamaServer

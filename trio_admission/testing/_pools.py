@@ -1,4 +1,4 @@
-"""What a test asks of a pool, and the pool that shows that the test asks at all."""
+"""The pool that shows that a test asks anything of a pool."""
 
 from __future__ import annotations
 
@@ -11,18 +11,6 @@ if TYPE_CHECKING:
     from trio_admission import ParkBudget
 
 _DEFAULT = AdmissionConfig()
-
-
-def check(pool: SlotPool) -> None:
-    """Assert that the pool's books are in order; may be called at any moment between two steps of a task.
-
-    Every reservation is in exactly one place, what is held is the sum of what the holders were charged and
-    fits the pool (except after a shrink), no slot has two holders, and nobody waits who could be admitted.
-
-    Raises:
-        AssertionError: says what is wrong. It is a fault of this library, so please report it.
-    """
-    pool._core.check()  # pyright: ignore[reportPrivateUsage]  # the library's own
 
 
 @final

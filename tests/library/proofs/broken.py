@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.library.proofs.machine import AdmissionMachine
+from tests.library.proofs.machine import AdmissionMachine, Probe
 from trio_admission import ParkBudget
 from trio_admission._core import Core
 from trio_admission._line import Line
@@ -35,20 +35,15 @@ class LeavesWithoutGranting(SilentCore):
 
 
 class ParksWithoutGranting(SilentCore):
-    def park(self, claim: Claim, threads: float) -> None:
+    def park(self, claim: Claim) -> None:
         self.silent = True
         try:
-            super().park(claim, threads)
+            super().park(claim)
         finally:
             self.silent = False
 
 
 class TimesOutWithoutGranting(SilentCore):
-    def time_out(self, claim: Claim) -> None:
-        self.silent = True
-        super().time_out(claim)
-        self.silent = False
-
     def expire(self) -> None:
         self.silent = True
         super().expire()
@@ -111,7 +106,7 @@ class WakesBeforeGranting(Core):
 class ShrinksByEviction(Core):
     def resize(self, slots: int | None, kv_tokens: int | None) -> None:
         super().resize(slots, kv_tokens)
-        while self.held.slots > self.slots:
+        while self.held.slots > self.held.size:
             self.leave(next(reversed(self.holders)))
 
 
@@ -122,7 +117,7 @@ class SkipsTheHead(Core):
         super()._fill(now, newcomer)
         head = self.line.head
         for claim in self.line.order(now, self.held.share)[1:]:
-            if not self.suspensions and self.held.fits(claim.cost):
+            if not self.suspensions and self.held.charge_for(claim.cost) is not None:
                 self.line.head = lambda now, one=claim: one if self.waits(one) else None  # type: ignore[misc, method-assign]
                 super()._fill(now)
                 self.line.head = head  # type: ignore[method-assign]
@@ -138,8 +133,8 @@ class LeakyBudget(ParkBudget):  # type: ignore[misc]  # final for users, not for
 class GenerousBudget(ParkBudget):  # type: ignore[misc]
     """Forgets who parks as soon as it has said yes."""
 
-    def _ask(self, claimant: object, threads: float, now: float) -> bool:
-        return super()._ask(object(), threads, now)
+    def _ask(self, claimant: object, now: float) -> bool:
+        return super()._ask(Probe(), now)
 
 
 class LeaksCost(Core):
@@ -157,7 +152,7 @@ class LeaksSlots(Core):
 
     def _step_out(self, claim: Claim, now: float) -> None:
         super()._step_out(claim, now)
-        self.held.ids.take(1 if self.held.ids.free else 0)
+        self.held.take_ids(1 if self.held.free else 0)
 
 
 class TicketsForEver(Core):
@@ -173,9 +168,9 @@ class TicketsForEver(Core):
 class OneTicketTooMany(Core):
     """A lease is given a second ticket when it asks again."""
 
-    def issue_ticket(self, claim: Claim, ttl: float, threads: float) -> ResumeTicket | None:
+    def issue_ticket(self, claim: Claim, ttl: float) -> ResumeTicket | None:
         claim.ticket = None
-        return super().issue_ticket(claim, ttl, threads)
+        return super().issue_ticket(claim, ttl)
 
 
 class LendsToAll(Core):

@@ -33,7 +33,9 @@ from trio_admission import (
 )
 from trio_admission._claim import Claim
 from trio_admission._core import Core
+from trio_admission._holdings import Holdings
 from trio_admission._records import ONE_SLOT
+from trio_admission.testing._check import check_core
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,12 +200,8 @@ class Pair:
     def listen(self, entry: Entry) -> None:
         """Wait for the claim as a task does, if it waits and is attended."""
         claim = self.claims[entry]
-        if not self.core.waits(claim):
-            return
-        if entry.attended:
+        if entry.attended and self.core.waits(claim):
             claim.wake = Listener(self.core, claim)
-        else:
-            self.core.watch(claim)
 
 
 class AdmissionMachine(RuleBasedStateMachine):
@@ -265,7 +263,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         configs = (limits, AdmissionConfig(enabled=enabled))
         self.budget, self.budget_books = self.make_budget(limit), BudgetBooks(limit)
         for slots, tokens, config in zip(sizes, (None, None) if plain else kv_tokens, configs, strict=True):
-            core = self.make_core("pool", slots, tokens, config, self.budget, self.now)
+            core = self.make_core("pool", Holdings(slots, tokens), config, self.budget, self.now)
             books = PoolBooks(slots, tokens, config, self.budget_books, self.now)
             self.pairs.append(Pair(core, books, watched=not plain))
 
@@ -344,7 +342,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             core.leave(claim, lost=event.what == "lose")
         elif event.what == "park":
             books.park(entry)
-            core.park(claim, threads=40.0)
+            core.park(claim)
             assert claim.refused is entry.refused, f"E7: the budget was asked for {claim}"
         elif event.what == "come back":
             books.come_back(entry, event.cost or entry.cost)
@@ -366,7 +364,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.issued += 1
         ttl = 4.0 + self.issued / 1024  # no two expire together: which of them goes first is left open
         ticket = pair.books.issue_ticket(entry, ttl)
-        public = pair.core.issue_ticket(claim, ttl, threads=40.0)
+        public = pair.core.issue_ticket(claim, ttl)
         assert (public is None) == (ticket is None), f"E8: the budget was asked for a ticket of {claim}"
         if ticket is not None and public is not None and first:
             pair.tickets.append((ticket, public))
@@ -406,15 +404,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     def wake_overdue(self) -> None:
         for pair in self.pairs:
-            for entry in pair.books.overdue(attended=True):
-                self.before()
-                claim = pair.claims[entry]
-                claim.wake = None
-                if pair.core.waits(claim):  # it may have been granted when one of the others left
-                    pair.books.time_out(entry)
-                    pair.core.time_out(claim)
-                self.compare()
-            if pair.books.overdue(attended=False):
+            if pair.books.overdue():
                 self.before()
                 assert pair.core.next_deadline <= self.time, "L4: nobody was told to look after the overdue"
                 pair.books.expire()
@@ -434,9 +424,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         if entry.state in MOVES[event.what]:
             return
         calls: dict[str, Callable[[], None]] = {
-            "park": lambda: core.park(claim, 40.0),
+            "park": lambda: core.park(claim),
             "come back": lambda: core.come_back(claim, Cost()),
-            "unpark": lambda: core.unpark(claim),
+            "unpark": lambda: core.unpark(claim, Cost()),
             "repark": lambda: core.repark(claim),
         }
         try:
@@ -463,7 +453,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             check_entries(pair)
             if self.changed:
                 check_order(pair)
-            pair.core.check()
+            check_core(pair.core)
         check_budget(self.budget, self.budget_books, self.time)
         self.changed = False
         self.sound = True
@@ -504,7 +494,7 @@ def check_promises(pair: Pair, now: float) -> None:
             assert len(claim.slots) == claim.cost.slots, f"S2: {claim} holds too few ids"
     if books.shared_out > pair.shared_out_before:
         slots, tokens = core.held.slots, core.held.tokens
-        assert slots <= core.slots, "G6: somebody entered a pool that is over its slots"
+        assert slots <= core.held.size, "G6: somebody entered a pool that is over its slots"
         assert core.held.kv_tokens is None or tokens <= core.held.kv_tokens, "G6: over its tokens"
     for claim in holders:
         if claim.borrower is not None:
@@ -515,7 +505,7 @@ def check_promises(pair: Pair, now: float) -> None:
     line = core.waiting()
     if line and not core.suspensions:
         claims = {claim.id: claim for claim in pair.claims.values()}
-        assert not core.held.fits(claims[line[0].id].cost), f"G7: {line[0]} is left waiting"
+        assert core.held.charge_for(claims[line[0].id].cost) is None, f"G7: {line[0]} is left waiting"
     returning = [waiting.returning for waiting in line]
     assert returning == sorted(returning, reverse=True), f"G4: a newcomer stands before a returner: {line}"
     check_turns(pair)
@@ -565,9 +555,13 @@ def check_order(pair: Pair) -> None:
         assert pair.core.position(claim) == place, f"W1: {claim} is not at {place}"
 
 
+class Probe:
+    """Somebody who asks the budget, to see whether there is room."""
+
+
 def check_budget(budget: ParkBudget, books: BudgetBooks, now: float) -> None:
     expected = len(books.claimants(now))
-    room = budget._ask(probe := object(), 40.0, now)
+    room = budget._ask(probe := Probe(), now)
     assert room == (expected < books.limit), f"E7: {budget} should have {expected} claims"
     budget._give_back(probe)
     assert len(budget._claims) == expected, f"E7: {budget} should have {expected} claims"
@@ -599,5 +593,5 @@ def drain(pair: Pair) -> None:
     )
     assert all(claim.state is ENDED for claim in pair.claims.values())
     assert core.held.slots == core.held.tokens == 0, "E2: something was not given back"
-    assert core.held.ids.free == core.slots, "E2: a slot is lost"
-    core.check()
+    assert core.held.free == core.held.size, "E2: a slot is lost"
+    check_core(core)

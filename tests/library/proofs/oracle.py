@@ -260,17 +260,17 @@ class PoolBooks:
             self._cool(ticket)
 
     def expire(self) -> None:
-        """Take out those whose time to wait is over while no task waits for them (L4)."""
+        """Take out those whose time to wait is over (L4)."""
         self.begin()
-        for entry in sorted(self.overdue(attended=False), key=lambda entry: (entry.deadline, entry.number)):
+        for entry in sorted(self.overdue(), key=lambda entry: (entry.deadline, entry.number)):
             self._out(entry, "timed out")
         self.fill()
 
-    def overdue(self, *, attended: bool) -> list[Entry]:
+    def overdue(self) -> list[Entry]:
         return [
             entry
             for entry in self.in_state(WAITING, RETURNING)
-            if entry.attended is attended and not entry.granted and entry.deadline <= self.now()
+            if not entry.granted and entry.deadline <= self.now()
         ]
 
     def arrive(self, entry: Entry) -> Outcome:
@@ -322,11 +322,6 @@ class PoolBooks:
                 ticket.slots = entry.slots
             self._vacate(entry, ticket)
         self._out(entry, why)
-        self.fill()
-
-    def time_out(self, entry: Entry) -> None:
-        self.begin()
-        self._out(entry, "timed out")
         self.fill()
 
     def park(self, entry: Entry) -> None:
