@@ -43,7 +43,10 @@ class Gateway:
         self.backends = {each.name: each for each in backends}
         self.directory = Directory(tuple(self.backends.values()))
         self.keys = KeyRing(settings.keys)
-        self.metrics = Metrics(lambda: [each.pool.statistics() for each in self.backends.values()])
+        self.metrics = Metrics(
+            lambda: [each.pool.statistics() for each in self.backends.values()],
+            lambda: {name: each.condition.state for name, each in self.backends.items()},
+        )
         for each in self.backends.values():
             each.pool.add_instrument(self.metrics.pool_event)
             each.condition.on_give_up = self.give_up

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Final, final
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
+from .condition import State
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from prometheus_client.core import Metric
 
@@ -40,11 +42,17 @@ class Metrics:
 
     Args:
         statistics: Gives the statistics of every pool, each under its backend's name.
+        states: Gives the state of every backend by its name.
     """
 
-    def __init__(self, statistics: Callable[[], Iterable[PoolStatistics]]) -> None:
+    def __init__(
+        self,
+        statistics: Callable[[], Iterable[PoolStatistics]],
+        states: Callable[[], Mapping[str, State]],
+    ) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Pools(statistics))
+        self._registry.register(_States(states))
         self._events = self._counter("events", "Changes of the pools, by what happened.", "backend", "event")
         self._outcomes = self._counter("requests", "Requests that have ended, by how.", "route", "outcome")
         self._keepalives = self._counter("keepalives", "Signs of life sent to streams.", "route")
@@ -90,6 +98,22 @@ class Metrics:
         return Histogram(
             f"trio_admission_{name}", help_text, labels, registry=self._registry, buckets=_BUCKETS
         )
+
+
+class _States:
+    """Reads the backends' states when it is scraped."""
+
+    def __init__(self, states: Callable[[], Mapping[str, State]]) -> None:
+        self._states = states
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family: 1 for the state that each backend is in, 0 for the others."""
+        help_text = "1 for the state that the backend was in when it was last asked."
+        family = GaugeMetricFamily("trio_admission_backend_state", help_text, labels=["backend", "state"])
+        for name, found in self._states().items():
+            for state in State:
+                family.add_metric([name, state.value], state is found)
+        yield family
 
 
 class _Pools:
