@@ -7,15 +7,14 @@ comes from the configuration or from a closed list, never from a client.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Final, final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from .condition import State
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from prometheus_client.core import Metric
 
@@ -42,17 +41,11 @@ class Metrics:
 
     Args:
         statistics: Gives the statistics of every pool, each under its backend's name.
-        states: Gives the state of every backend by its name.
     """
 
-    def __init__(
-        self,
-        statistics: Callable[[], Iterable[PoolStatistics]],
-        states: Callable[[], Mapping[str, State]],
-    ) -> None:
+    def __init__(self, statistics: Callable[[], Iterable[PoolStatistics]]) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Pools(statistics))
-        self._registry.register(_States(states))
         self._events = self._counter("events", "Changes of the pools, by what happened.", "backend", "event")
         self._outcomes = self._counter("requests", "Requests that have ended, by how.", "route", "outcome")
         self._keepalives = self._counter("keepalives", "Signs of life sent to streams.", "route")
@@ -69,51 +62,39 @@ class Metrics:
 
     def pool_event(self, event: PoolEvent) -> None:
         """Count a pool's event; an instrument for `SlotPool.add_instrument`."""
-        self._events.labels(event.pool, event.kind.value.replace(" ", "_")).inc()
+        self._events(event.pool, event.kind.value.replace(" ", "_")).inc()
         if event.kind.value == "granted" and event.seconds is not None:
-            self._wait.labels(event.pool).observe(event.seconds)
+            self._wait(event.pool).observe(event.seconds)
 
     def keepalive(self, route: str) -> None:
         """Count a sign of life."""
-        self._keepalives.labels(route).inc()
+        self._keepalives(route).inc()
 
     def first_byte(self, route: str, seconds: float) -> None:
         """Take note of the first thing that a client got from the backend."""
-        self._first_byte.labels(route).observe(seconds)
+        self._first_byte(route).observe(seconds)
 
     def tokens(self, backend: str, *, prompt: int, generated: int) -> None:
         """Count what one request made the backend work on."""
-        self._tokens.labels(backend, "prompt").inc(prompt)
-        self._tokens.labels(backend, "generated").inc(generated)
+        self._tokens(backend, "prompt").inc(prompt)
+        self._tokens(backend, "generated").inc(generated)
 
     def ended(self, route: str, outcome: str, seconds: float) -> None:
         """Count a request that has ended, whatever way."""
-        self._outcomes.labels(route, outcome.replace(" ", "_")).inc()
-        self._duration.labels(route).observe(seconds)
+        self._outcomes(route, outcome.replace(" ", "_")).inc()
+        self._duration(route).observe(seconds)
 
-    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
-        return Counter(f"trio_admission_{name}", help_text, labels, registry=self._registry)
+    # What has certain labels is kept: to look it up takes longer than to count, and there are not many.
 
-    def _histogram(self, name: str, help_text: str, *labels: str) -> Histogram:
-        return Histogram(
-            f"trio_admission_{name}", help_text, labels, registry=self._registry, buckets=_BUCKETS
+    def _counter(self, name: str, help_text: str, *labels: str) -> Callable[..., Counter]:
+        return cache(Counter(f"trio_admission_{name}", help_text, labels, registry=self._registry).labels)
+
+    def _histogram(self, name: str, help_text: str, *labels: str) -> Callable[..., Histogram]:
+        return cache(
+            Histogram(
+                f"trio_admission_{name}", help_text, labels, registry=self._registry, buckets=_BUCKETS
+            ).labels
         )
-
-
-class _States:
-    """Reads the backends' states when it is scraped."""
-
-    def __init__(self, states: Callable[[], Mapping[str, State]]) -> None:
-        self._states = states
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield one family: 1 for the state that each backend is in, 0 for the others."""
-        help_text = "1 for the state that the backend was in when it was last asked."
-        family = GaugeMetricFamily("trio_admission_backend_state", help_text, labels=["backend", "state"])
-        for name, found in self._states().items():
-            for state in State:
-                family.add_metric([name, state.value], state is found)
-        yield family
 
 
 class _Pools:

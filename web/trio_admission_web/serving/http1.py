@@ -37,7 +37,7 @@ class PlainConnection(h11.Connection):
         if isinstance(event, h11.Request):
             if not event.http_version.startswith(b"1."):  # such as the preface of HTTP/2
                 raise h11.RemoteProtocolError("not HTTP/1", error_status_hint=505)
-            if any(name == b"upgrade" for name, _ in event.headers):
+            if _has(event, b"upgrade"):
                 return h11.Request(
                     method=event.method,
                     target=event.target,
@@ -45,6 +45,10 @@ class PlainConnection(h11.Connection):
                     headers=[(name, value) for name, value in event.headers if name != b"upgrade"],
                 )
         return event
+
+
+def _has(event: h11.Request | h11.Response, name: bytes) -> bool:
+    return any(each.lower() == name for each, _ in event.headers.raw_items())  # a list, unlike the headers
 
 
 class HTTP1Protocol(H11Protocol):
@@ -93,7 +97,7 @@ class HTTP1Protocol(H11Protocol):
                 raise
             return
         self._head = b""
-        if isinstance(event, h11.Response) and any(name == b"content-length" for name, _ in event.headers):
+        if isinstance(event, h11.Response) and _has(event, b"content-length"):
             self._head = data
         elif data:
             await self.send(RawData(data))
@@ -105,6 +109,9 @@ class HTTP1Protocol(H11Protocol):
 
     def _sent_ahead(self) -> int:
         return len(self.connection.trailing_data[0])
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Look for no upgrade: there is none, as `PlainConnection` sees to."""
 
     async def _maybe_recycle(self) -> None:
         if self.connection.their_state is h11.SEND_BODY or self._overrun:

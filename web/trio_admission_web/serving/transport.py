@@ -18,7 +18,7 @@ What Hypercorn 0.18 does wrong, and what is done about it here:
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -56,9 +56,8 @@ class Transport(TCPServer):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._receiving = trio.CancelScope()  # round the read that is waiting
         self._idling = trio.CancelScope()  # has a deadline while no request is there
-        self._hangs_up_at = inf  # set once we have said that nothing more is sent
+        self._hung_up = False  # we have said that nothing more is sent
 
     async def run(self) -> None:
         """Serve the connection until it ends; whatever goes wrong in it is logged and ends it alone."""
@@ -122,9 +121,9 @@ class Transport(TCPServer):
     async def _read_data(self) -> None:
         try:
             while data := await self._receive():
-                if self._hangs_up_at == inf:
+                if not self._hung_up:
                     await self.protocol.handle(RawData(data))
-            if self._hangs_up_at == inf:
+            if not self._hung_up:
                 await self.protocol.handle(RawData(b""))
             await self.protocol.handle(Closed())
             await self.idle_task.stop()
@@ -134,8 +133,8 @@ class Transport(TCPServer):
 
     async def _receive(self) -> bytes:
         """Wait for bytes from the client; none mean that no more come, for whatever reason."""
-        deadline = min(self._hangs_up_at, trio.current_time() + (self.config.read_timeout or inf))
-        with trio.CancelScope(deadline=deadline) as self._receiving:
+        limit = self.config.read_timeout
+        with trio.move_on_after(limit) if limit else nullcontext():
             try:
                 return bytes(await self.stream.receive_some(MAX_RECV))
             except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -159,7 +158,8 @@ class Transport(TCPServer):
         if isinstance(self.stream, trio.SSLStream):  # cannot say so without closing
             self._drop()
         else:
-            self._hangs_up_at = self._receiving.deadline = trio.current_time() + LINGER
+            self._hung_up = True
+            self._idling.deadline = trio.current_time() + LINGER
             async with self.send_lock:
                 with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                     await self.stream.send_eof()
@@ -191,7 +191,10 @@ class RequestTasks(TaskGroup):
 
         async def put(message: ASGIReceiveEvent) -> None:
             with suppress(trio.BrokenResourceError):
-                await feed.send(message)
+                try:
+                    feed.send_nowait(message)  # who reads the connection has its checkpoint there
+                except trio.WouldBlock:
+                    await feed.send(message)
 
         spawners = trio.to_thread.run_sync, trio.from_thread.run
         self.spawn(_handle, run_while_fed, config, scope, messages.receive, send, *spawners)
