@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,10 @@ import sys
 import pytest
 import trio
 
+from tests.support.command import running
+from tests.support.gateway import CHAT, chat
 from tests.support.processes import children, is_gone
+from tests.support.raw_client import RawClient, data_of
 from tests.support.serving import until
 
 
@@ -38,3 +42,30 @@ async def test_a_signal_amid_the_one_answer_ends_it_all_without_a_word(stop: sig
     assert await process.wait() == 130
     assert [line.split()[0] for line in said.splitlines()] == ["listening", "loading", "ready"]
     await until(lambda: is_gone(engine))
+
+
+DEMO = ("trio_admission_web", "demo", "--slots", "1", "--port", "0")
+
+
+async def test_it_listens_before_it_has_loaded_the_model_and_serves_those_who_come_early() -> None:
+    async with running(*DEMO) as command:
+        async with RawClient.connected(command.url) as client:
+            answer = await client.ask("POST", CHAT, chat(stream=True, max_tokens=4))
+            assert data_of(answer.body)[-1] == "[DONE]"
+        await until(lambda: b"try: curl" in command.said, seconds=20)
+        assert f"see: {command.url}/admission" in command.said.decode()
+        assert command.said.index(b"listening on") < command.said.index(b"ready in")
+        command.process.send_signal(signal.SIGTERM)
+    assert command.process.returncode == 0
+
+
+async def test_an_engine_that_does_not_come_up_ends_it_with_the_reason() -> None:
+    async with running(*DEMO) as command:
+        await until(lambda: children(command.process.pid), seconds=20)
+        [engine] = children(command.process.pid)
+        os.kill(engine, signal.SIGKILL)
+    assert command.process.returncode == 1
+    told = [line for line in command.said.decode().splitlines() if line.startswith("trio-admission: ")]
+    assert len(told) == 1
+    assert "(exit status -9)" in told[0]
+    assert command.said.count(b"exit status") == 1

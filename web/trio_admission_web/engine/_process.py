@@ -94,9 +94,10 @@ async def run_process(
         raise EngineError(f"{name} cannot be started: {refused.strerror}") from refused
     # Only the end of the process leads here: a cancel leaves from inside the nursery.
     happened = "stopped by itself" if was_up else "did not start"
-    lines = output.decode(errors="replace").splitlines()[-_LINES_SHOWN:]
-    what = f"{name} {happened} (exit status {process.returncode}); the end of its log:"
-    raise EngineError("\n    ".join([what, *lines]))
+    what = f"{name} {happened} (exit status {process.returncode})"
+    if lines := output.decode(errors="replace").splitlines()[-_LINES_SHOWN:]:
+        what = "\n    ".join([f"{what}; the end of its log:", *lines])
+    raise EngineError(what)
 
 
 async def _watch(
