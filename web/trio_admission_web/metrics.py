@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Final, final
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
+from .condition import State
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from prometheus_client.core import Metric
 
@@ -41,11 +43,17 @@ class Metrics:
 
     Args:
         statistics: Gives the statistics of every pool, each under its backend's name.
+        states: Gives the state of every backend by its name.
     """
 
-    def __init__(self, statistics: Callable[[], Iterable[PoolStatistics]]) -> None:
+    def __init__(
+        self,
+        statistics: Callable[[], Iterable[PoolStatistics]],
+        states: Callable[[], Mapping[str, State]],
+    ) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Pools(statistics))
+        self._registry.register(_States(states))
         self._events = self._counter("events", "Changes of the pools, by what happened.", "backend", "event")
         self._outcomes = self._counter("requests", "Requests that have ended, by how.", "route", "outcome")
         self._keepalives = self._counter("keepalives", "Signs of life sent to streams.", "route")
