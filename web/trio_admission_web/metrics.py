@@ -105,6 +105,22 @@ class Metrics:
         )
 
 
+class _States:
+    """Reads the backends' states when it is scraped."""
+
+    def __init__(self, states: Callable[[], Mapping[str, State]]) -> None:
+        self._states = states
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family: 1 for the state that each backend is in, 0 for the others."""
+        help_text = "1 for the state that the backend was in when it was last asked."
+        family = GaugeMetricFamily("trio_admission_backend_state", help_text, labels=["backend", "state"])
+        for name, found in self._states().items():
+            for state in State:
+                family.add_metric([name, state.value], state is found)
+        yield family
+
+
 class _Pools:
     """Reads the pools when it is scraped."""
 
