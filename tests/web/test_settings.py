@@ -98,11 +98,16 @@ def test_a_backend_has_an_address_or_a_command_or_a_model() -> None:
         ({"url": UPSTREAM, "kv_cache": "isolated"}, True),
         ({"url": UPSTREAM, "kv_cache": "unified"}, False),
         ({"url": UPSTREAM, "kv_tokens": 1000}, False),
-        ({"command": ("llama-server",)}, None),
+        ({"command": ("llama-server",)}, False),
+        ({"command": ("llama-server", "-np", "4")}, True),
+        ({"command": ("llama-server", "--parallel", "4", "-kvu")}, False),
+        ({"command": ("llama-server", "--parallel", "-1")}, False),
+        ({"command": ("llama-server", "--no-kv-unified")}, True),
+        ({"command": ("llama-server",), "kv_cache": "isolated"}, True),
         ({"gguf": "default"}, True),
     ],
 )
-def test_whether_slots_are_isolated_is_what_was_said(said: dict[str, Any], isolated: bool | None) -> None:
+def test_whether_slots_are_isolated_is_what_was_said_or_what_a_command_says(said: dict[str, Any], isolated: bool | None) -> None:
     assert BackendSettings(**said).has_isolated_slots is isolated
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from trio_admission import AdmissionConfig
@@ -10,7 +11,7 @@ from trio_admission import AdmissionConfig
 from .options import BACKEND, GATEWAY, is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from .keys import ApiKey
     from .options import Option
@@ -78,6 +79,8 @@ class BackendSettings:
             return True
         if self.kv_tokens is not None:
             return False
+        if self.kv_cache is None and self.command is not None:
+            return _makes_isolated_slots(self.command)
         return None if self.kv_cache is None else self.kv_cache == "isolated"
 
 
@@ -151,6 +154,18 @@ def contradictions(said: Collection[str], kv_cache: str | None) -> Iterator[tupl
         yield "api_key", "is for url; the gateway makes a key for a server that it starts"
     if "context_per_slot" in said and "gguf" not in said:
         yield "context_per_slot", "is for gguf"
+
+
+def _makes_isolated_slots(command: Sequence[str]) -> bool:
+    """Whether llama-server gives each slot a KV cache of its own, by its arguments.
+
+    It does so when it is told how many slots to make, unless it is told otherwise.
+    """
+    told = set(command)
+    if told & {"-no-kvu", "--no-kv-unified"}:
+        return True
+    counted = any(flag in {"-np", "--parallel"} and number.isdecimal() for flag, number in pairwise(command))
+    return counted and not told & {"-kvu", "--kv-unified"}
 
 
 def _check(record: Any, options: Iterable[Option]) -> None:
