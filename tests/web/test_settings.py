@@ -107,7 +107,9 @@ def test_a_backend_has_an_address_or_a_command_or_a_model() -> None:
         ({"gguf": "default"}, True),
     ],
 )
-def test_whether_slots_are_isolated_is_what_was_said_or_what_a_command_says(said: dict[str, Any], isolated: bool | None) -> None:
+def test_whether_slots_are_isolated_is_what_was_said_or_what_a_command_says(
+    said: dict[str, Any], isolated: bool | None
+) -> None:
     assert BackendSettings(**said).has_isolated_slots is isolated
 
 

@@ -387,7 +387,7 @@ BACKEND: Final = (
     Option(
         name="kv_cache",
         kind=_CACHE,
-        otherwise="not known; isolated with gguf, unified with kv_tokens, read off the arguments of a command",
+        otherwise="not known; isolated with gguf, unified with kv_tokens, with command as its arguments say",
         about="Whether each of its slots has a KV cache of its own, or all share one; a llama-server without"
         " --parallel has a unified one",
     ),
