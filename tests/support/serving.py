@@ -16,6 +16,7 @@ from quart import Response, request
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.raw_client import RawClient
+from trio_admission_web.listening import BACKLOG
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -126,6 +127,7 @@ async def serving(app: QuartTrio, **settings: Any) -> AsyncIterator[Server]:
     config.bind = ["127.0.0.1:0"]
     config.errorlog = logging.getLogger("hypercorn.error")
     config.graceful_timeout = 1
+    config.backlog = BACKLOG
     for name, value in settings.items():
         setattr(config, name, value)
     stop = trio.Event()

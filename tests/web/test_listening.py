@@ -106,6 +106,7 @@ async def test_who_has_come_before_the_end_and_was_not_accepted_is_still_served(
             address = path if kind is socket.AF_UNIX else ("127.0.0.1", int(url.rpartition(":")[2]))
             clients = [stack.enter_context(socket.socket(kind)) for _ in range(200)]
             for client in clients:  # with no checkpoint, so that the server can accept nobody
+                client.settimeout(20)
                 client.connect(address)
                 client.sendall(get("/", "connection: close"))
         assert all(client.recv(4096).endswith(b"here") for client in clients)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import AsyncExitStack
+
 import pytest
 import trio
 from quart_trio import QuartTrio
@@ -84,3 +87,17 @@ async def test_a_request_that_is_on_its_way_when_the_server_stops_is_served(*, u
         await trio.testing.wait_all_tasks_blocked(0.02)
         answer = await client.ask("GET", "/")
         assert (answer.body, answer.header("connection")) == (b"here", "close")
+
+
+async def test_a_request_that_came_in_time_is_served_although_the_process_was_too_busy_to_look() -> None:
+    app = ServingApp("app")
+    add_views(app)
+    async with serving(app, keep_alive_timeout=0.2) as server, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(server.client()) for _ in range(20)]
+        for client in clients:
+            await client.ask("GET", "/")
+        for client in clients:
+            await client.send(get())
+        time.sleep(0.4)  # noqa: ASYNC251 - nobody gets the CPU
+        for client in clients:
+            assert (await client.read_answer()).body == b"here"

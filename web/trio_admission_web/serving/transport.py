@@ -18,6 +18,7 @@ What Hypercorn 0.18 does wrong, and what is done about it here:
 from __future__ import annotations
 
 import os
+import select
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from math import inf
@@ -145,14 +146,26 @@ class Transport(TCPServer):
         return trio.current_time() + self.config.keep_alive_timeout
 
     async def _idle_timeout(self) -> None:
-        self._idling.deadline = self._end_of_idling()
-        with self._idling:
-            await self.context.terminated.wait()
-            if self._idling.deadline < inf:
-                self._idling.deadline = min(self._idling.deadline, trio.current_time() + LAST_CALL)
-            await trio.sleep_forever()
+        deadline = self._end_of_idling()
+        while True:
+            with trio.CancelScope(deadline=deadline) as self._idling:
+                await self.context.terminated.wait()
+                if self._idling.deadline < inf:
+                    self._idling.deadline = min(self._idling.deadline, trio.current_time() + LAST_CALL)
+                await trio.sleep_forever()
+            # A process that was short of CPU finds a request and the end of the time for it together.
+            deadline = self._end_of_idling() if self._has_come() else self._idling.deadline
+            if self._hung_up or deadline <= trio.current_time():
+                break
         with trio.CancelScope(shield=True):
             await self._initiate_server_close()
+
+    def _has_come(self) -> bool:
+        """Whether something can be read."""
+        poll = select.poll()
+        if self._socket.fileno() >= 0:
+            poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     async def _hang_up(self) -> None:
         if isinstance(self.stream, trio.SSLStream):  # cannot say so without closing
