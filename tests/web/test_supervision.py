@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from tests.support.gateway import CHAT, call, chat, network_of
+from trio_admission.testing.fake_llama_server import FakeLlamaServer
+from trio_admission_web.app import create_app
 from trio_admission_web.engine import Engine, EngineError, Model
-from trio_admission_web.settings import BackendSettings
+from trio_admission_web.settings import BackendSettings, Settings
 from trio_admission_web.supervision import Patience, Restarts, Start, starter, supervise
 
 if TYPE_CHECKING:
@@ -131,6 +134,17 @@ async def test_an_error_of_another_kind_is_no_crash(autojump_clock: MockClock) -
     with pytest.RaisesGroup(RuntimeError):
         await story.run(start)
     assert story.heard == []
+
+
+async def test_the_line_goes_on_as_soon_as_the_next_process_is_up(autojump_clock: MockClock) -> None:
+    llama = FakeLlamaServer(words=1, interval=1)
+    network = network_of({"run-1": llama, "run-2": llama})
+    app = create_app(Settings(backends=(BackendSettings(command=(sys.executable,)),)), network=network)
+    app.gateway.backend._start = Story(1, 100).start
+    async with llama, app.test_app():
+        await trio.sleep(6)  # it has crashed at 4, and is up again at 8
+        reply = await call(app, CHAT, chat())
+        assert (reply.status, trio.current_time()) == (200, pytest.approx(8 + 1, abs=0.5))
 
 
 def test_what_runs_at_an_address_is_not_ours_to_start() -> None:

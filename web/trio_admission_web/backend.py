@@ -119,6 +119,7 @@ class Backend:
 
     async def run(self) -> None:
         """Start the server, if it is ours to start, and watch it. Blocks until cancelled, then stops it."""
+        self.condition.begin()
         self.seats.clear()
         try:
             async with trio.open_nursery() as nursery:

@@ -62,10 +62,13 @@ class Condition:
         self._away_limit = away_limit
         self._away_since: float | None = -math.inf
         self._hold = ExitStack()
-        self._is_held = False
+        self._is_held = True
         self._changed = trio.Event()
         self._doubt = trio.Event()
-        self._suspend(State.LOADING.value)
+
+    def begin(self) -> None:
+        """Hold the line until the backend has been asked. The constructor cannot: it may run outside Trio."""
+        self._suspend(self.state.value)
 
     @property
     def serves(self) -> bool:
@@ -93,7 +96,8 @@ class Condition:
 
     def found(self, state: State) -> None:
         """Take note of what the backend does."""
-        self._doubt = trio.Event()
+        if self._doubt.is_set():  # else somebody may wait for this very one
+            self._doubt = trio.Event()
         self.state = state
         if state.serves or state is State.LOADING:
             self._away_since = None
