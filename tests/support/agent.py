@@ -77,11 +77,11 @@ class Agent:
         """Let the model call the agent's tool."""
         return await self._ask({"tools": [TOOL], "max_tokens": 40, **_FORCE})
 
-    async def bring(self, result: str) -> Turn:
-        """Come back with the tool's result."""
+    async def bring(self, result: str, *, again: bool = False) -> Turn:
+        """Come back with the tool's result; ``again``: for the next call."""
         [called] = self.messages[-1]["tool_calls"]
         self.messages.append({"role": "tool", "tool_call_id": called["id"], "content": result})
-        return await self._ask({"tools": [TOOL]})
+        return await (self.call() if again else self._ask({"tools": [TOOL]}))
 
     async def _ask(self, members: dict[str, Any]) -> Turn:
         body = {"messages": self.messages, "temperature": 0, "max_tokens": 4, **self.members, **members}

@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("-c", "--ctx-size", type=int, default=1024)
     parser.add_argument("-kvu", "--kv-unified", action="store_true")
     parser.add_argument("--slot-save-path")
+    parser.add_argument("--chat-template-file", type=Path)
     said = parser.parse_args()
     params = xllamacpp.CommonParams()
     params.hostnames = [said.host]
@@ -37,6 +38,8 @@ def main() -> None:
     params.kv_unified = said.kv_unified
     if said.slot_save_path is not None:
         params.slot_save_path = said.slot_save_path + "/"
+    if said.chat_template_file is not None:
+        params.chat_template = said.chat_template_file.read_text(encoding="utf-8")
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.ui = False
     try:
