@@ -48,6 +48,7 @@ async def test_a_killed_server_comes_back_on_another_port_and_is_gone_at_the_end
                 up=lambda *address: ups.append(address),
                 down=downs.append,
                 given_up=downs.append,
+                has_worked=lambda: True,
                 patience=Patience(first_pause=0.1),
             )
         )

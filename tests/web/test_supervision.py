@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 FAILS = None
 
 
-def pauses(*times_up: float | None) -> list[float | None]:
+def pauses(*times_up: float | None, has_worked: bool = False) -> list[float | None]:
     restarts = Restarts(Patience())
-    return [restarts.pause_after(each) for each in times_up]
+    return [restarts.pause_after(each, has_worked=has_worked) for each in times_up]
 
 
 def test_each_crash_in_a_row_doubles_the_pause_up_to_half_a_minute() -> None:
@@ -42,10 +42,9 @@ def test_five_starts_in_a_row_that_fail_are_enough() -> None:
     assert pauses(*[FAILS] * 5) == [1, 2, 4, 8, None]
 
 
-def test_one_that_is_up_only_briefly_has_failed_to_start() -> None:
+def test_one_that_ends_soon_and_has_produced_nothing_has_failed_to_start() -> None:
     assert pauses(FAILS, 4.9, 0.1, FAILS, 4.9) == [1, 2, 4, 8, None]
-    restarts = Restarts(Patience(brief=0))
-    assert None not in [restarts.pause_after(0.0) for _ in range(100)]
+    assert None not in pauses(*[0.1] * 100, has_worked=True)
 
 
 def test_a_server_that_stays_up_in_between_is_tried_on() -> None:
@@ -77,6 +76,7 @@ class Story:
             up=lambda url, api_key: self._hear("up", f"{url} {api_key}"),
             down=lambda reason: self._hear("down", reason),
             given_up=lambda reason: self._hear("given up", reason),
+            has_worked=lambda: False,
         )
 
     def _hear(self, what: str, news: str) -> None:
@@ -144,7 +144,24 @@ async def test_the_line_goes_on_as_soon_as_the_next_process_is_up(autojump_clock
     async with llama, app.test_app():
         await trio.sleep(6)  # it has crashed at 4, and is up again at 8
         reply = await call(app, CHAT, chat())
-        assert (reply.status, trio.current_time()) == (200, pytest.approx(8 + 1, abs=0.5))
+        assert reply.status == 200
+        assert trio.current_time() == pytest.approx(8 + 1, abs=0.5)
+
+
+async def test_a_server_that_is_killed_again_and_again_amid_its_work_is_always_started_again(
+    autojump_clock: MockClock,
+) -> None:
+    llama = FakeLlamaServer(words=1, interval=1)
+    network = network_of({f"run-{run}": llama for run in range(1, 12)})
+    app = create_app(Settings(backends=(BackendSettings(command=(sys.executable,)),)), network=network)
+    backend = app.gateway.backend
+    backend._start = Story(*[2] * 10, 1000).start
+    async with llama, app.test_app(), trio.open_nursery() as nursery:
+        for _ in range(10):  # one for each process
+            nursery.start_soon(call, app, CHAT, chat())
+            await trio.sleep(30 + 3 + 2)
+        assert not backend.condition.is_given_up
+        assert (await call(app, CHAT, chat())).status == 200
 
 
 def test_what_runs_at_an_address_is_not_ours_to_start() -> None:

@@ -94,6 +94,7 @@ class Backend:
         self.seats = Seats(self.upstream, self.pool, settings, self.slot_files)
         self._start = starter(settings, slot_files=self.slot_files, progress=progress)
         self._patience = patience
+        self._has_worked = False
         # Whoever starts a server knows better than a clock whether it will be back.
         self.condition = Condition(self.pool, settings.away_limit if self._start is None else None)
         self.context: int | None = None
@@ -131,6 +132,7 @@ class Backend:
                         up=self._up,
                         down=self._down,
                         given_up=self._give_up,
+                        has_worked=lambda: self._has_worked,
                         patience=self._patience,
                     )
         finally:
@@ -138,7 +140,12 @@ class Backend:
             if self._own_files is not None:
                 rmtree(self._own_files, ignore_errors=True)
 
+    def works(self) -> None:
+        """Take note that the server has produced something for a request."""
+        self._has_worked = True
+
     def _up(self, url: str, api_key: str) -> None:
+        self._has_worked = False
         self.upstream.point_at(url, api_key)
         self.condition.doubt()
 

@@ -342,6 +342,7 @@ class Passage:
     def _begin(self) -> None:
         """Take note of the first thing that came from the backend."""
         self._has_begun = True
+        self.backend.works()
         if self._first_byte is None:
             self._first_byte = trio.current_time() - self.arrived
             self._gateway.metrics.first_byte(self._route, self._first_byte)

@@ -39,7 +39,7 @@ class Patience:
     steady: float = 60.0
     """A crash after so long a time up is the first of its row."""
     brief: float = 5.0
-    """One that has not been up so long has failed to start."""
+    """One that has ended so soon after it came up, and has produced nothing, has failed to start."""
     failed_starts: int = 5
     """It is given up when it has failed to start so often in a row."""
 
@@ -56,13 +56,14 @@ class Restarts:
         self._pause = patience.first_pause
         self._failed_starts = 0
 
-    def pause_after(self, time_up: float | None) -> float | None:
+    def pause_after(self, time_up: float | None, *, has_worked: bool) -> float | None:
         """Take note of an end, and return the seconds until the next start; None = do not start it again.
 
         Args:
             time_up: How long it had been up; None = it never was.
+            has_worked: Whether it had produced anything for a request.
         """
-        has_failed = time_up is None or time_up < self._patience.brief
+        has_failed = time_up is None or (time_up < self._patience.brief and not has_worked)
         self._failed_starts = self._failed_starts + 1 if has_failed else 0
         if self._failed_starts >= self._patience.failed_starts:
             return None
@@ -80,6 +81,7 @@ async def supervise(
     up: Callable[[str, str], None],
     down: Callable[[str], None],
     given_up: Callable[[str], None],
+    has_worked: Callable[[], bool],
     patience: Patience = USUAL,
 ) -> None:
     """Run a server, and run it again whenever it has ended.
@@ -94,12 +96,13 @@ async def supervise(
         up: Called with address and key when the server answers. Both are others after each start.
         down: Called with the reason when it has ended and is to be started again.
         given_up: Called with the reason when it has ended and is not started again.
+        has_worked: Whether it has produced anything for a request since `up` was called.
         patience: How often, and after which pauses.
     """
     restarts = Restarts(patience)
     while True:
         reason, time_up = await _run(start, up)
-        pause = restarts.pause_after(time_up)
+        pause = restarts.pause_after(time_up, has_worked=has_worked())
         if pause is None:
             log.error("backend %s is given up, since it does not stay up: %s", name, reason)
             given_up(reason)
