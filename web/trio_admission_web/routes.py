@@ -6,6 +6,7 @@ import re
 import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 import trio
 from quart import Response, g, request
@@ -96,6 +97,7 @@ def add_routes(app: QuartTrio, gateway: Gateway) -> None:
     add_operations(app, gateway)
     add_toolbox(app, toolbox)
     app.before_request(_name_request)
+    app.before_request(_take_paths_literally)
     add_cors(app, gateway)
     app.before_request(partial(identify, gateway))
     app.after_request(_sign_response)
@@ -279,6 +281,15 @@ async def _name_request() -> None:
     names = request.headers.getlist("X-Request-Id")
     sane = len(names) == 1 and _SANE_ID.fullmatch(names[0])
     g.request_id = names[0] if sane else uuid.uuid4().hex
+
+
+async def _take_paths_literally() -> None:
+    # Werkzeug serves `//metrics` and `metrics` as `/metrics`, past a proxy's rules for that address.
+    path = request.scope["path"]
+    if not path.startswith("/"):
+        path = urlsplit(path).path  # of the absolute form
+    if not path.startswith("/") or path.startswith("//"):
+        raise ProblemError(problems.not_found())
 
 
 async def _sign_response(response: Response) -> Response:

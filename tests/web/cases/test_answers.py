@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.gateway import CHAT, Reply, call, chat, gateway
+from tests.support.gateway import CHAT, Reply, api_key, call, chat, connect, gateway, shown
 from tests.support.generation import MESSAGES, ROUTES, STREAM, Ask
 from tests.support.stage import stage
 from trio_admission import AdmissionConfig
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from tests.support.raw_client import RawClient
+    from trio_admission_web.serving.testing import ServingTestConnection
 
 FULL = AdmissionConfig(max_waiting=1)
 INSIDE = re.compile(rb"Traceback|127\.0\.0\.1|llama\.test|/home/|httpx|h11|trio\.|Error\(")
@@ -53,6 +56,81 @@ async def test_d1_d3_a_full_line_is_a_status_before_any_byte(
     assert (reply.status, reply.seconds, reply.error["code"]) == (429, 0, "queue_full")
     assert 1 <= int(reply.headers["retry-after"]) <= 60
     check_envelope(reply, ask)
+
+
+def refusing(cause: str) -> dict[str, Any]:
+    """Settings with which a request is refused for that cause."""
+    known: dict[str, dict[str, Any]] = {
+        "invalid_api_key": {"keys": (api_key("mine"),)},
+        "permission_denied": {"keys": (api_key("mine", models=("a",)),), "models": ("a", "fake-model")},
+        "model_not_found": {"models": ("a", "b")},
+        "request_too_large": {"max_body": 10},
+        "request_timeout": {"body_deadline": 1.0},
+        "queue_timeout": {"admission": AdmissionConfig(max_wait=1.0)},
+        "flow_limit": {"keys": (api_key("mine", max_waiting=0),)},
+    }
+    return known.get(cause, {})
+
+
+@ROUTES
+@pytest.mark.parametrize(
+    ("cause", "status"),
+    [
+        ("invalid_request", 400),
+        ("invalid_api_key", 401),
+        ("permission_denied", 403),
+        ("model_not_found", 404),
+        ("not_found", 404),
+        ("method_not_allowed", 405),
+        ("request_timeout", 408),
+        ("request_too_large", 413),
+        ("flow_limit", 429),
+        ("internal_error", 500),
+        ("draining", 503),
+        ("queue_timeout", 503),
+    ],
+)
+async def test_d3_every_refusal_is_in_the_dialect_of_its_route(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, ask: Ask, cause: str, status: int
+) -> None:
+    body: bytes | dict[str, Any] = ask.body | {"model": "fake-model"}
+    path, method, headers = ask.path, "POST", shown("mine")
+    async with gateway(server(words=30), **refusing(cause)) as app, trio.open_nursery() as nursery:
+        if cause in {"queue_timeout", "flow_limit"}:
+            nursery.start_soon(partial(call, app, CHAT, chat(), headers=headers))
+            await wait_all_tasks_blocked()
+        if cause == "invalid_request":
+            body = b'{"model": '
+        elif cause == "invalid_api_key":
+            headers = {}
+        elif cause == "not_found":
+            path += "/nowhere"
+        elif cause == "method_not_allowed":
+            method = "PUT"
+        elif cause == "internal_error":
+            monkeypatch.setattr(app.gateway, "directory", None)
+        elif cause == "draining":
+            app.gateway.draining = True
+        if cause == "request_timeout":
+            async with connect(app, path) as connection:
+                await connection.send(b"{")
+                reply = await read_reply(connection)
+        else:
+            reply = await call(app, path, body, method=method, headers=headers)
+        monkeypatch.undo()
+        assert (reply.status, reply.error["code"]) == (status, cause)
+        assert ("retry-after" in reply.headers) == (status in {429, 503})
+        check_envelope(reply, ask)
+
+
+async def read_reply(connection: ServingTestConnection) -> Reply:
+    """Read an answer whose request is not complete."""
+    reply = Reply()
+    with suppress(trio.EndOfChannel):
+        while True:
+            reply.parts.append((0.0, await connection.receive()))
+    reply.status, reply.headers = connection.status_code or 0, dict(connection.headers or {})
+    return reply
 
 
 @ROUTES
@@ -223,12 +301,20 @@ async def test_i2_an_ambiguous_framing_never_makes_two_requests(framing: bytes) 
         (CHAT + "?beta=true", 200),
         ("/v1/chat%2Fcompletions", 200),
         ("/V1/chat/completions", 404),
+        ("/" + CHAT, 404),
+        ("/%2Fv1/chat/completions", 404),
+        ("/v1//chat/completions", 404),
+        ("//evil.test" + CHAT, 404),
+        (CHAT[1:], 404),
+        ("http://x" + CHAT, 200),
+        ("http://x/" + CHAT, 404),
     ],
 )
 async def test_f9_forms_of_an_address(path: str, status: int) -> None:
     async with stage(server(words=1, interval=0.001)) as both, both.server.client() as client:
         answer = await client.ask("POST", path, chat())
         assert answer.status == status
+        assert status == 200 or answer.json["error"]["code"] == "not_found"
         assert both.llama.total == (1 if status == 200 else 0)
         if both.llama.total:
             assert both.llama.generations[0].path in {CHAT, "/chat/completions"}

@@ -101,6 +101,28 @@ async def test_a9_a14_all_routes_share_the_slots_and_none_is_left_out(autojump_c
     assert {each.path for each in llama.generations} == {ask.path for ask in ASKS}
 
 
+async def test_a9_a_hundred_at_once_never_overshoot(autojump_clock: MockClock) -> None:
+    llama = server(3, words=2)
+    async with gateway(llama) as app:
+        for _ in range(3):
+            barrier = trio.Event()
+            replies: list[Reply] = []
+
+            async def one(ask: Ask, barrier: trio.Event, replies: list[Reply], *, stream: bool) -> None:
+                await barrier.wait()
+                replies.append(await call(app, ask.path, ask.body | {"stream": stream}))
+
+            async with trio.open_nursery() as nursery:
+                for number in range(100):
+                    ask, stream = ASKS[number % len(ASKS)], number % 5 < 2
+                    nursery.start_soon(partial(one, ask, barrier, replies, stream=stream))
+                await wait_all_tasks_blocked()
+                barrier.set()
+            # The line is 64 long by default: who finds it full is refused, nobody is let in beyond the slots.
+            assert sorted(each.status for each in replies) == [200] * 67 + [429] * 33
+            assert llama.max_in_flight == 3
+
+
 async def test_a11_k5_what_is_too_much_waits_and_the_metrics_show_it(autojump_clock: MockClock) -> None:
     llama = server(4, words=10)
     seen: list[list[float]] = []
@@ -121,6 +143,31 @@ async def test_a11_k5_what_is_too_much_waits_and_the_metrics_show_it(autojump_cl
     assert (after.held, after.waiting, after.parked) == (0, 0, 0)
     assert [each.status for each in replies] == [200] * 10
     assert sorted(round(each.seconds) for each in replies) == [1] * 4 + [2] * 4 + [3] * 2
+
+
+async def test_k5_waits_first_bytes_and_outcomes_are_counted_apart(autojump_clock: MockClock) -> None:
+    llama = server(words=10)  # a second each
+    async with gateway(llama, admission=AdmissionConfig(keepalive_interval=0.3)) as app:
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(call, app, CHAT, chat(stream=True))
+                await wait_all_tasks_blocked()
+            nursery.start_soon(partial(call, app, CHAT, chat(stream=True), leave_after=0.5))
+            await wait_all_tasks_blocked()
+            during = (await call(app, "/metrics", method="GET")).body.decode()
+        after = (await call(app, "/metrics", method="GET")).body.decode()
+    assert metric(during, "trio_admission_waiting{") == [4]
+    assert metric(after, "trio_admission_waiting{") == [0]
+    waits = "trio_admission_wait_seconds"
+    assert metric(after, f"{waits}_count") == [4]
+    assert metric(after, f"{waits}_sum") == pytest.approx([0 + 1 + 2 + 3], abs=0.1)
+    first = 'trio_admission_first_byte_seconds_%s{route="/v1/chat/completions"}'
+    assert metric(after, first % "count") == [4]
+    assert metric(after, first % "sum") == pytest.approx([0.1 + 1.1 + 2.1 + 3.1], abs=0.1)
+    assert metric(after, "trio_admission_keepalives_total{")[0] >= 15
+    ended = 'trio_admission_requests_total{outcome="%s",route="/v1/chat/completions"}'
+    assert metric(after, ended % "answered") == [4]
+    assert metric(after, ended % "client_gone") == [1]
 
 
 async def test_a12_light_requests_wait_for_nobody(autojump_clock: MockClock) -> None:
