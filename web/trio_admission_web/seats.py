@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from .placement import Key, Memory
     from .settings import BackendSettings
     from .upstream import Upstream
-    from .wire.account import Account
-    from .wire.exchange import Exchange
+    from .wire.exchange import Account, Exchange
 
 log: Final = logging.getLogger(__name__)
 

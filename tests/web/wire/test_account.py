@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from trio_admission_web.wire.account import Account, read_accounts
+from trio_admission_web.wire.account import read_accounts
 from trio_admission_web.wire.chat import Chat
+from trio_admission_web.wire.exchange import Account
 
 TIMINGS = {"prompt_n": 7, "predicted_n": 3}
 

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
+from .exchange import Account
 from .sse import read_fields, split_events
 
 TIMINGS = b'"timings"'
 """What every event that tells it contains."""
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """What one prompt and its answer have cost.
-
-    Args:
-        prompt: Tokens of the prompt that were read anew.
-        generated: Tokens of the answer.
-        cached: Tokens of the prompt that the backend still knew.
-        prompt_ms: Milliseconds for the tokens that were read anew; None if it is not said.
-    """
-
-    prompt: int
-    generated: int
-    cached: int = 0
-    prompt_ms: float | None = None
 
 
 def read_accounts(events: bytes) -> list[Account]:

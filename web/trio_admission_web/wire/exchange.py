@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from trio_admission_web.problems import Problem
 
-    from .account import Account
-
 
 class Exchange(Protocol):
     """One request and its answer in one dialect.
@@ -133,6 +131,23 @@ class Exchange(Protocol):
 
     def error_body(self, problem: Problem) -> bytes:
         """The problem as the JSON body of an HTTP error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What one prompt and its answer have cost.
+
+    Args:
+        prompt: Tokens of the prompt that were read anew.
+        generated: Tokens of the answer.
+        cached: Tokens of the prompt that the backend still knew.
+        prompt_ms: Milliseconds for the tokens that were read anew; None if it is not said.
+    """
+
+    prompt: int
+    generated: int
+    cached: int = 0
+    prompt_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from trio_admission_web.problems import Problem, ProblemError, bad_gateway, upstream_error
 
-from .account import TIMINGS, Account, read_accounts
+from .account import TIMINGS, read_accounts
 from .splice import splice
 from .sse import EventScanner, read_fields, split_events
 from .thread import read_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from .exchange import Account
 
 
 class Streamed(ABC):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from trio_admission_web.problems import Problem
 
-    from .account import Account
+    from .exchange import Account
 
 
 class Unstreamed(ABC):
