@@ -96,7 +96,7 @@ async def test_the_only_slot_serves_another_while_a_person_thinks(start_engine: 
             mine.extend(await converse(url, "Flip a coin.", answered.wait))
 
         nursery.start_soon(ask)
-        await until(lambda: app.gateway.backend.pool.statistics().parked == 1, seconds=30)
+        await until(lambda: app.gateway.backend.pool.statistics().parked == 1, seconds=120)
         async with RawClient.connected(url) as other:
             body = {"stream": True, "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
             answer = await other.ask("POST", CHAT, body)
@@ -130,7 +130,7 @@ async def test_nobody_starves_when_all_wait_for_people(start_engine: StartEngine
         async with trio.open_nursery() as nursery:
             for number in range(10):
                 nursery.start_soon(ask, number)
-            await until(lambda: app.gateway.backend.pool.statistics().parked == 10, seconds=120)
+            await until(lambda: app.gateway.backend.pool.statistics().parked == 10, seconds=240)
             all_wait.set()
         watching.cancel_scope.cancel()
     assert len(answers) == 10

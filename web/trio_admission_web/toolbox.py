@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger(__name__)
 
-# Seconds for which the gateway's start waits for MCP servers.
-_PATIENCE: Final = 10.0
 _ROUNDS: Final[dict[Callable[[bytes], Exchange], Callable[[bytes, Sequence[Function]], Conversation]]] = {
     Chat: ChatRounds,
     Messages: MessageRounds,
@@ -64,10 +62,8 @@ class Toolbox:
             async with trio.open_nursery() as nursery:
                 for server in self._servers:
                     nursery.start_soon(server.run)
-                with trio.move_on_after(_PATIENCE):
-                    for server in self._servers:
-                        await server.tried.wait()
                 for server in self._servers:
+                    await server.tried.wait()
                     hidden = [name for name, each in server.tools.items() if self.tools[name] is not each]
                     if hidden:
                         names = ", ".join(hidden)
