@@ -165,7 +165,13 @@ trio.run(main)
 
 
 async def test_a_crash_is_an_error_that_says_so() -> None:
-    with pytest.RaisesGroup(pytest.RaisesExc(EngineError, match=r"stopped by itself \(exit status -9\)")):
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(
+            EngineError,
+            match=r"stopped by itself \(exit status -9\)",
+            check=lambda error: error.was_killed,
+        )
+    ):
         async with trio.open_nursery() as nursery:
             engine = await nursery.start(run_engine, small(slots=1))
             os.kill(engine.pid, signal.SIGKILL)

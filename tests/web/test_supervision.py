@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 FAILS = None
 
 
-def pauses(*times_up: float | None, has_worked: bool = False) -> list[float | None]:
+def pauses(*times_up: float | None, is_excused: bool = False) -> list[float | None]:
     restarts = Restarts(Patience())
-    return [restarts.pause_after(each, has_worked=has_worked) for each in times_up]
+    return [restarts.pause_after(each, is_excused=is_excused) for each in times_up]
 
 
 def test_each_crash_in_a_row_doubles_the_pause_up_to_half_a_minute() -> None:
@@ -42,9 +42,10 @@ def test_five_starts_in_a_row_that_fail_are_enough() -> None:
     assert pauses(*[FAILS] * 5) == [1, 2, 4, 8, None]
 
 
-def test_one_that_ends_soon_and_has_produced_nothing_has_failed_to_start() -> None:
+def test_one_that_ends_soon_has_failed_to_start_unless_it_is_excused() -> None:
     assert pauses(FAILS, 4.9, 0.1, FAILS, 4.9) == [1, 2, 4, 8, None]
-    assert None not in pauses(*[0.1] * 100, has_worked=True)
+    assert None not in pauses(*[0.1] * 100, is_excused=True)
+    assert pauses(*[FAILS] * 5, is_excused=True)[-1] is None
 
 
 def test_a_server_that_stays_up_in_between_is_tried_on() -> None:
@@ -162,6 +163,22 @@ async def test_a_server_that_is_killed_again_and_again_amid_its_work_is_always_s
             await trio.sleep(30 + 3 + 2)
         assert not backend.condition.is_given_up
         assert (await call(app, CHAT, chat())).status == 200
+
+
+@pytest.mark.parametrize("was_killed", [True, False])
+async def test_it_is_not_the_servers_fault_if_it_is_killed(
+    was_killed: bool, autojump_clock: MockClock
+) -> None:
+    story = Story()
+
+    async def start(task_status: trio.TaskStatus[Engine]) -> None:
+        task_status.started(Engine("http://run", "key", 1))
+        await trio.sleep(1)
+        raise EngineError("end", was_killed=was_killed)
+
+    with trio.move_on_after(300):
+        await story.run(start)
+    assert (story.heard[-1][1] == "given up") != was_killed
 
 
 def test_what_runs_at_an_address_is_not_ours_to_start() -> None:

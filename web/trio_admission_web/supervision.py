@@ -39,7 +39,7 @@ class Patience:
     steady: float = 60.0
     """A crash after so long a time up is the first of its row."""
     brief: float = 5.0
-    """One that has ended so soon after it came up, and has produced nothing, has failed to start."""
+    """One that has ended so soon after it came up has failed to start, unless it is excused."""
     failed_starts: int = 5
     """It is given up when it has failed to start so often in a row."""
 
@@ -56,14 +56,14 @@ class Restarts:
         self._pause = patience.first_pause
         self._failed_starts = 0
 
-    def pause_after(self, time_up: float | None, *, has_worked: bool) -> float | None:
+    def pause_after(self, time_up: float | None, *, is_excused: bool) -> float | None:
         """Take note of an end, and return the seconds until the next start; None = do not start it again.
 
         Args:
             time_up: How long it had been up; None = it never was.
-            has_worked: Whether it had produced anything for a request.
+            is_excused: Whether it was killed, or had produced anything for a request.
         """
-        has_failed = time_up is None or (time_up < self._patience.brief and not has_worked)
+        has_failed = time_up is None or (time_up < self._patience.brief and not is_excused)
         self._failed_starts = self._failed_starts + 1 if has_failed else 0
         if self._failed_starts >= self._patience.failed_starts:
             return None
@@ -101,8 +101,9 @@ async def supervise(
     """
     restarts = Restarts(patience)
     while True:
-        reason, time_up = await _run(start, up)
-        pause = restarts.pause_after(time_up, has_worked=has_worked())
+        error, time_up = await _run(start, up)
+        reason = str(error)
+        pause = restarts.pause_after(time_up, is_excused=error.was_killed or has_worked())
         if pause is None:
             log.error("backend %s is given up, since it does not stay up: %s", name, reason)
             given_up(reason)
@@ -112,18 +113,19 @@ async def supervise(
         await trio.sleep(pause)
 
 
-async def _run(start: Start, up: Callable[[str, str], None]) -> tuple[str, float | None]:
+async def _run(start: Start, up: Callable[[str, str], None]) -> tuple[EngineError, float | None]:
     """Run a server once; return why it has ended, and how long it was up, or None if it never was."""
-    reason, since = "", None
+    since: float | None = None
+    ends: list[EngineError] = []
     try:
         async with trio.open_nursery() as nursery:
             engine: Engine = await nursery.start(start)
             since = trio.current_time()
             up(engine.url, engine.api_key)
     except* EngineError as group:
-        [error] = group.exceptions
-        reason = str(error)
-    return reason, None if since is None else trio.current_time() - since
+        ends += [each for each in group.exceptions if isinstance(each, EngineError)]
+    [end] = ends
+    return end, None if since is None else trio.current_time() - since
 
 
 def starter(

@@ -26,16 +26,19 @@ if TYPE_CHECKING:
 async def end_of(words: Sequence[str]) -> tuple[Engine, str]:
     """Run a server, kill it when it is up, and return it and what is said of its end."""
     engine: Engine | None = None
-    said = ""
+    ends: list[BaseException] = []
     try:
         async with trio.open_nursery() as nursery:
             engine = await nursery.start(run_command, words)
             [server] = children(engine.pid)
             os.kill(server, signal.SIGKILL)
     except* EngineError as group:
-        said = str(group.exceptions[0])
+        ends += group.exceptions
+    [end] = ends
+    assert isinstance(end, EngineError)
+    assert end.was_killed
     assert engine is not None
-    return engine, said
+    return engine, str(end)
 
 
 async def test_it_is_announced_when_it_says_that_it_is_ready(
@@ -68,6 +71,7 @@ async def test_it_gets_address_and_key_and_each_run_another() -> None:
 async def test_one_that_does_not_start_is_an_error_with_all_that_it_has_said() -> None:
     with pytest.raises(EngineError, match=r"did not start \(exit status 3\); the end of its log:") as caught:
         await run_command([*COMMAND, "breaks"])
+    assert not caught.value.was_killed
     assert "key " in str(caught.value)
     assert "arguments breaks" in str(caught.value)
 

@@ -97,7 +97,7 @@ async def run_process(
     what = f"{name} {happened} (exit status {process.returncode})"
     if lines := output.decode(errors="replace").splitlines()[-_LINES_SHOWN:]:
         what = "\n    ".join([f"{what}; the end of its log:", *lines])
-    raise EngineError(what)
+    raise EngineError(what, was_killed=_signal_of(process.returncode) in {signal.SIGKILL, signal.SIGTERM})
 
 
 async def _watch(
@@ -131,6 +131,13 @@ async def _stop(process: trio.Process) -> None:
         await trio.sleep(_LAST_GRACE)
     finally:
         _signal(process, signal.SIGKILL)  # also to what it has left behind
+
+
+def _signal_of(status: int | None) -> int:
+    """Return the signal that has ended a process, said by the system or in the way of a shell; 0 = none."""
+    if status is None:
+        return 0
+    return -status if status < 0 else max(status - 128, 0)
 
 
 def _signal(process: trio.Process, signal_: signal.Signals) -> None:
