@@ -195,11 +195,6 @@ class Backend:
             can_ask=self.condition.serves,
         )
 
-    def doubt(self) -> None:
-        """Grant nothing until the server has been asked again, since it has failed a request."""
-        self.seats.forget()  # it may be another process by now
-        self.condition.doubt()
-
     async def settled(self, slots: int) -> None:
         """Wait until the server no longer works on a request that was left before its end.
 

@@ -271,7 +271,7 @@ class Passage:
                         await self._pass_on(response)
         except ProblemError as error:
             if isinstance(error, LostError) or not _is_over(error):
-                self.backend.doubt()  # before the slot can go to the next, who would fail too
+                self.backend.condition.doubt()  # before the slot can go to the next, who would fail too
             raise
         self._asking = False
 
