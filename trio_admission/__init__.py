@@ -3,11 +3,11 @@
 The house, from the ground up:
 
 * `_errors`, `_config`, `_records`: the refusals, the settings, the frozen records;
-* `_states`, `_claim`, `_fair`, `_line`, `_holdings`, `_budget`, `_announcer`: the parts of the pure
+* `_states`, `_claim`, `_line`, `_holdings`, `_budget`, `_announcer`: the parts of the pure
   core, which never waits and never imports Trio;
 * `_granting`, `_core`: the one function that grants; every change of a pool, each of which ends in it;
 * `_lease`, `_reservation`, `_pool`: every ``await`` of the library, as scopes round the core;
-* `_registry`: pools by name; `testing`: help for tests, not imported from here.
+* `testing`: help for tests, not imported from here.
 """
 
 from ._budget import ParkBudget as ParkBudget, ResumeTicket as ResumeTicket
@@ -21,8 +21,7 @@ from ._errors import (
     WaitTimeout as WaitTimeout,
 )
 from ._lease import Held as Held, Lease as Lease, Parked as Parked
-from ._pool import SlotPool as SlotPool
-from ._protocol import Pool as Pool
+from ._pool import Pool as Pool, PoolRegistry as PoolRegistry, SlotPool as SlotPool
 from ._records import (
     Cost as Cost,
     EventKind as EventKind,
@@ -31,7 +30,6 @@ from ._records import (
     PoolStatistics as PoolStatistics,
     Waiting as Waiting,
 )
-from ._registry import PoolRegistry as PoolRegistry
 from ._reservation import Reservation as Reservation
 from ._states import LeaseState as LeaseState
 

@@ -23,19 +23,14 @@ class Announcer:
         self._events: list[PoolEvent] = []
 
     def note(
-        self,
-        kind: EventKind,
-        claim: Claim | None = None,
-        slots: tuple[int, ...] = (),
-        seconds: float | None = None,
-        reason: str | None = None,
+        self, kind: EventKind, claim: Claim | None, seconds: float | None = None, reason: str | None = None
     ) -> None:
         """Keep an event until the change is over."""
         if self.instruments:
             number, (flow, priority) = (None, ("", 0)) if claim is None else (claim.id, claim.key)
-            self._events.append(
-                PoolEvent(kind, self._pool, self.at, number, flow, priority, slots, seconds, reason)
-            )
+            slots = claim.slots if claim is not None and kind is not EventKind.TICKET_ISSUED else ()
+            event = PoolEvent(kind, self._pool, self.at, number, flow, priority, slots, seconds, reason)
+            self._events.append(event)
 
     def tell(self) -> None:
         """Tell what was noted. An instrument that raises is removed, and its error reported."""

@@ -54,8 +54,7 @@ class ParkBudget:
         require_count("limit", limit, least=0)
         self._limit: float = limit
         self._threads: Callable[[], float] | None = None
-        # Weak, so that nothing stays claimed by a pool that was dropped with its tickets.
-        self._claims: WeakSet[object] = WeakSet()
+        self._claims: WeakSet[object] = WeakSet()  # a pool may be dropped with its tickets
         self._pools: WeakSet[Granting] = WeakSet()
 
     @classmethod

@@ -39,9 +39,10 @@ class Wake(Protocol):
 
 
 class Claim:
-    """What one reservation asked for, where it stands and what it holds."""
+    """What one reservation asked for, where it stands and what it holds.
 
-    # Most of these are seldom set, so they are the class's: a claim is made on the way of every request.
+    Most of it is seldom set, and so the class's: a claim is made on the way of every request.
+    """
 
     preferred: tuple[int, ...] = ()  # a return prefers the ids that it had
     token: str | None = None  # of a resume ticket
@@ -94,11 +95,6 @@ class Claim:
     def flow(self) -> str:
         """On whose behalf it is."""
         return self.key[0]
-
-    @property
-    def priority(self) -> int:
-        """Higher is served first."""
-        return self.key[1]
 
     @property
     def children(self) -> OrderedDict[Claim, None]:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 class Core(Granting):
     """The changes of one pool."""
 
-    # Coming and going.
-
     def arrive(self, claim: Claim) -> None:
         """Grant at once, give a place in the line, or raise `LineFull` or `PoolClosed`."""
         if claim.id:
@@ -37,7 +35,7 @@ class Core(Granting):
             flow.waiters[claim] = self._ranking = None  # the head did not fit before, so nobody does
         elif flow is not None or self._comes_as_most_do(claim, now):
             self._fill(now, claim)
-        if claim.state is WAITING:
+        if self.limited and claim.state is WAITING:
             self._limit(claim, now)
         max_wait = self.config.max_wait if claim.max_wait is ... else claim.max_wait
         if max_wait is not None and self.waits(claim):
@@ -89,7 +87,9 @@ class Core(Granting):
         if claim.state is ENDED:
             return
         now = self._begin()
-        slots, seconds, ticket = claim.slots, now - claim.since, claim.ticket
+        kind = EventKind.LOST if lost else EventKind.ENDED if claim.granted else EventKind.CANCELLED
+        self.announcer.note(kind, claim, now - claim.since)
+        ticket = claim.ticket
         if claim in self.parked:
             del self.parked[claim]
         elif claim not in self.holders:
@@ -97,13 +97,11 @@ class Core(Granting):
         elif ticket is None or ticket.public.token not in self.tickets:
             self._vacate(claim, now, left_by=None)
         else:
-            ticket.slots = slots
+            ticket.slots = claim.slots
             self._vacate(claim, now, left_by=ticket)
         claim.state = ENDED
         self.budget._give_back(claim)
         self.held.cool(claim.preferred, claim)
-        kind = EventKind.LOST if lost else EventKind.ENDED if claim.granted else EventKind.CANCELLED
-        self.announcer.note(kind, claim, slots, seconds)
         self._fill(now)
 
     @property
@@ -127,11 +125,9 @@ class Core(Granting):
         claim.state = ENDED
         self.held.cool(claim.preferred, claim)
         kind, seconds = (EventKind.REFUSED, None) if reason else (EventKind.TIMED_OUT, now - claim.since)
-        self.announcer.note(kind, claim, seconds=seconds, reason=reason)
+        self.announcer.note(kind, claim, seconds, reason)
         if claim.wake is not None:
             claim.wake.close()
-
-    # Parking and returning.
 
     def park(self, claim: Claim) -> None:
         """Give the claim's slots back, unless the budget refuses; then it keeps them."""
@@ -145,7 +141,7 @@ class Core(Granting):
             claim.state = PARKED
             claim.refused = True
             self.lenders[claim] = None
-            self.announcer.note(EventKind.PARK_REFUSED, claim, claim.slots, now - claim.since)
+            self.announcer.note(EventKind.PARK_REFUSED, claim, now - claim.since)
         self._fill(now)
 
     def come_back(self, claim: Claim, cost: Cost) -> None:
@@ -193,11 +189,10 @@ class Core(Granting):
 
     def _step_out(self, claim: Claim, now: float) -> None:
         """Park a holder."""
-        slots, seconds = claim.slots, now - claim.since
-        claim.preferred = slots
+        self.announcer.note(EventKind.PARKED, claim, now - claim.since)
+        claim.preferred = claim.slots
         self._vacate(claim, now, left_by=claim)
         self._stay_out(claim, now)
-        self.announcer.note(EventKind.PARKED, claim, slots, seconds)
 
     def _stay_out(self, claim: Claim, now: float) -> None:
         claim.state, claim.since = PARKED, now
@@ -211,8 +206,6 @@ class Core(Granting):
     def _stays_where_it_is(self, claim: Claim, cost: Cost) -> bool:
         """Say whether the slot of a refused park is not lent out, and the new cost fits beside the others."""
         return claim.borrower is None and (claim.lender is not None or self.held.recharge(claim, cost))
-
-    # Resume tickets.
 
     def issue_ticket(self, claim: Claim, ttl: float) -> ResumeTicket | None:
         """Return the claim's one resume ticket; None if the budget refuses it."""
@@ -242,8 +235,6 @@ class Core(Granting):
         self.announcer.note(EventKind.TICKET_USED, claim)
         return True
 
-    # What the pool's owner does.
-
     def resize(self, slots: int | None, kv_tokens: int | None) -> None:
         """Change the pool's size. Nobody is thrown out."""
         now = self._begin()
@@ -251,7 +242,7 @@ class Core(Granting):
             self.held.resize(slots, {slot for claim in self.holders for slot in claim.slots})
         if kv_tokens is not None:
             self.held.kv_tokens = kv_tokens
-        self.announcer.note(EventKind.RESIZED)
+        self.announcer.note(EventKind.RESIZED, None)
         self._fill(now)
 
     def close(self, *, dismiss: bool) -> None:
@@ -259,7 +250,7 @@ class Core(Granting):
         now = self._begin()
         if not self.closed:
             self.closed = True
-            self.announcer.note(EventKind.CLOSED)
+            self.announcer.note(EventKind.CLOSED, None)
         if dismiss:
             for claim in self.line.order(now, self.held.share)[len(self.line.returning) :]:
                 self.line.remove(claim)
@@ -271,12 +262,12 @@ class Core(Granting):
         """Hold all grants until `resume` was called as often."""
         now = self._begin()
         self.suspensions.append(reason)
-        self.announcer.note(EventKind.SUSPENDED, reason=reason)
+        self.announcer.note(EventKind.SUSPENDED, None, reason=reason)
         self._fill(now)
 
     def resume(self, reason: str) -> None:
         """End one suspension."""
         now = self._begin()
         self.suspensions.remove(reason)
-        self.announcer.note(EventKind.RESUMED, reason=reason)
+        self.announcer.note(EventKind.RESUMED, None, reason=reason)
         self._fill(now)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ._budget import IssuedTicket, ParkBudget
     from ._claim import Claim
     from ._config import AdmissionConfig
-    from ._fair import Flow
     from ._holdings import Holdings
+    from ._line import Flow
 
 _MEASURED: Final = 32  # holdings whose lengths are remembered
 
@@ -59,6 +59,7 @@ class Granting:
         self.lenders: dict[Claim, None] = {}  # the holders inside a refused park
         self.suspensions: list[str] = []
         self.closed = False
+        self.limited = config.line_limit(1) is not None or config.max_waiting_per_flow is not None
         # The flow that is alone in the line, while nothing unusual goes on. Whoever changes that clears it.
         self.calm: Flow | None = None
         self.took: deque[float] = deque(maxlen=_MEASURED)  # for how long slots were held, in seconds
@@ -71,8 +72,6 @@ class Granting:
         self._ranked_at = 0.0
         self._next_id = count(1).__next__
         budget._join(self)
-
-    # What others may know.
 
     @property
     def idle(self) -> bool:
@@ -116,12 +115,8 @@ class Granting:
 
     def estimated_wait(self, claim: Claim | None = None) -> float | None:
         """Return the expected wait of a claim, or of a newcomer, in seconds; None before any measurement."""
-        if claim is not None:
-            place = self.position(claim)
-        elif not self.line.length and not self.suspensions and self.held.charge_for(ONE_SLOT) is not None:
-            place = 0
-        else:
-            place = self.line.length + 1
+        at_once = not self.line.length and not self.suspensions and self.held.charge_for(ONE_SLOT)
+        place = self.position(claim) if claim is not None else 0 if at_once else self.line.length + 1
         return self._wait_at(place) if place else 0.0
 
     def retry_after(self) -> float:
@@ -144,8 +139,6 @@ class Granting:
             self._ranking, self._ranked_at = {claim: place for place, claim in enumerate(order, 1)}, now
         return self._ranking
 
-    # What changes are made of.
-
     def _begin(self) -> float:
         """Begin a change, and return its time."""
         if self.announcer.telling:
@@ -163,13 +156,12 @@ class Granting:
         """
         flow = self.calm
         if flow is not None:
-            head = newcomer or next(iter(flow.waiters), None)
+            cold, head = self.held.cold, newcomer or next(iter(flow.waiters), None)
             if head is None:
                 return
-            ids = self.held.cold
             is_next = newcomer is None or (head.key == flow.key and not flow.waiters)
-            if is_next and ids and head.cost is ONE_SLOT and not head.preferred and head.parent is None:
-                head.charge, head.slots = ONE_SLOT, (ids.popitem()[0],)
+            if is_next and cold and head.cost is ONE_SLOT and not head.preferred and head.parent is None:
+                head.charge, head.slots = ONE_SLOT, (cold.popitem()[0],)
                 head.state, head.granted = HELD, True
                 self.holders[head] = None
                 flow.start = flow.finish = flow.home.virtual_time + 1 / self.held.size / head.weight
@@ -234,7 +226,7 @@ class Granting:
         self.held.cool(claim.preferred, claim)  # one that it did not get back is nobody's any more
         waited, claim.since = now - claim.since, now
         again = EventKind.UNPARKED if claim.unparking else EventKind.RETURNED
-        self.announcer.note(again if claim.granted else EventKind.GRANTED, claim, claim.slots, waited)
+        self.announcer.note(again if claim.granted else EventKind.GRANTED, claim, waited)
         claim.state, claim.granted = HELD_AGAIN if claim.unparking else HELD, True
         if claim.wake is not None:
             claim.wake.send_nowait(claim.slots)
@@ -249,7 +241,9 @@ class Granting:
         claim.borrower = claim.lender = None
         if borrower is not None:
             borrower.lender = lender
-            self.held.pass_on(claim, borrower)
+            borrower.charge, claim.charge = claim.charge, None
+            if self.held.alone is claim:
+                self.held.alone = borrower
         if lender is not None:
             lender.borrower = borrower
         elif borrower is None and not claim.open:

@@ -86,12 +86,6 @@ class Holdings:
             self.alone = None
         self.free_ids(slots, left_by)
 
-    def pass_on(self, claim: Claim, heir: Claim) -> None:
-        """Let the charge of one claim be another's."""
-        heir.charge, claim.charge = claim.charge, None
-        if self.alone is claim:
-            self.alone = heir
-
     def recharge(self, claim: Claim, cost: Cost) -> bool:
         """Change a holder's cost where it stands, and say whether that fits. Its slots stay the same."""
         if cost == claim.cost:

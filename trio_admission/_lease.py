@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Final, Self, final
+from typing import TYPE_CHECKING, Self, final
 
 import trio
 from trio import CancelScope
@@ -16,7 +16,7 @@ from trio.lowlevel import checkpoint, current_trio_token, enable_ki_protection
 
 from ._budget import ParkBudget, ResumeTicket
 from ._errors import LeaseLost
-from ._states import ENDED, HELD_AGAIN, RETURNING, LeaseState
+from ._states import ENDED, HELD_AGAIN, RETURNING, WAITING, LeaseState
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     Channel = tuple[trio.MemorySendChannel[tuple[int, ...]], trio.MemoryReceiveChannel[tuple[int, ...]]]
 
-_SPARE_CHANNELS: Final = 1024  # kept for the next to wait: some 2 KB each, and dear to make
 _run_budget = trio.lowlevel.RunVar[ParkBudget | None]("trio_admission.park_budget", None)
 
 
@@ -43,7 +42,7 @@ class Waits:
         self.run: trio.lowlevel.TrioToken | None = None
         self._own_budget = own_budget
         self._caretaker: CancelScope | None = None
-        self._spare: deque[Channel] = deque(maxlen=_SPARE_CHANNELS)
+        self._spare: deque[Channel] = deque(maxlen=1024)  # some 2 KB each, and dear to make
 
     def enter_run(self) -> None:
         """Belong to the Trio run of the calling task from now on."""
@@ -86,7 +85,7 @@ class Waits:
     @enable_ki_protection
     async def for_grant(self, claim: Claim) -> None:
         """Wait until the claim stands in no line any more: it is granted or refused. Always a checkpoint."""
-        if not self.core.waits(claim):
+        if claim.state is not WAITING and claim.state is not RETURNING:
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         if claim.wake is not None:
@@ -107,8 +106,6 @@ class Waits:
 
 class Block:
     """A block inside a lease, with a nursery. Its own error leaves it as it is, not in a group."""
-
-    nursery: trio.Nursery
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
@@ -133,7 +130,7 @@ class Block:
 class Arrival:
     """The scope round one claim: arrival on entry, everything given back on exit.
 
-    Its cancel scope is what stops the rest of the block when a park loses the lease.
+    Its cancel scope is what stops the rest of the block when a park loses the lease; nothing else cancels it.
     """
 
     __slots__ = ("_claim", "_scope", "_waits")
@@ -159,7 +156,8 @@ class Arrival:
                 await checkpoint()
             else:
                 await waits.for_grant(claim)
-                self._must_go_on()
+                if not claim.granted:
+                    self._must_go_on()
         except BaseException:
             waits.core.leave(claim)
             raise
@@ -176,7 +174,6 @@ class Arrival:
         cut_by = self._claim.cut_by
         if cut_by is not None and (error is None or swallowed):
             raise LeaseLost("the park ended in another way than by finishing its block") from cut_by
-        # The scope swallows nothing else, since only a park cancels it.
 
     def _must_go_on(self) -> None:
         """Raise what ended the reservation, if it is over."""

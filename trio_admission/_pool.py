@@ -1,8 +1,9 @@
-"""The pool that tasks see."""
+"""What every pool offers, the pool in memory, and pools by the name of their backend."""
 
 from __future__ import annotations
 
-from typing import Final, Unpack, final
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, Unpack, final
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -16,7 +17,63 @@ from ._lease import Lease, Waits
 from ._records import Instrument, PoolStatistics, Waiting, require_count
 from ._reservation import Reservation
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+
 DEFAULT_CONFIG: Final = AdmissionConfig()
+
+
+class Pool(Protocol):
+    """The interface of a pool. `SlotPool` says what each method does."""
+
+    @property
+    def name(self) -> str:
+        """The pool's name."""
+        ...
+
+    def admit(
+        self, *, parent: Lease | None = ..., **request: Unpack[Request]
+    ) -> AbstractAsyncContextManager[Lease]:
+        """Wait for a lease, hold it for the block, and give it back."""
+        ...
+
+    def reserve(
+        self, *, parent: Lease | None = ..., **request: Unpack[Request]
+    ) -> AbstractAsyncContextManager[Reservation]:
+        """Arrive: get a lease at once, or a place in the line."""
+        ...
+
+    def statistics(self) -> PoolStatistics:
+        """Return the counts of this moment."""
+        ...
+
+    def waiting(self) -> list[Waiting]:
+        """Return everybody who waits, in order."""
+        ...
+
+    def estimated_wait(self) -> float | None:
+        """Return how long a newcomer would wait, in seconds."""
+        ...
+
+    def resize(self, slots: int | None = None, *, kv_tokens: int | None = None) -> None:
+        """Change the pool's size."""
+
+    def suspended(self, reason: str) -> AbstractContextManager[None]:
+        """Hold all grants for the block."""
+        ...
+
+    def close(self) -> None:
+        """Refuse newcomers for ever."""
+
+    async def drained(self) -> None:
+        """Wait until nobody is held, waiting, parked or returning."""
+
+    def add_instrument(self, instrument: Instrument) -> None:
+        """Tell the instrument each change from now on."""
+
+    def remove_instrument(self, instrument: Instrument) -> None:
+        """Tell it no more."""
 
 
 class SlotPool:
@@ -53,11 +110,9 @@ class SlotPool:
         self._drained = trio.lowlevel.ParkingLot()
 
     def __repr__(self) -> str:
-        core = self._core
-        return (
-            f"<SlotPool {core.name!r}: {core.held.slots} of {core.held.size} slots held,"
-            f" {core.line.newcomers} waiting, {len(core.parked)} parked>"
-        )
+        now = self.statistics()
+        held = f"{now.held} of {now.slots} slots held"
+        return f"<SlotPool {now.name!r}: {held}, {now.waiting} waiting, {now.parked} parked>"
 
     @property
     def name(self) -> str:
@@ -195,3 +250,64 @@ class Suspension:
     @enable_ki_protection
     def __exit__(self, *_: object) -> None:
         self._core.resume(self._reason)
+
+
+@final
+class PoolRegistry:
+    """The pools of several backends; each is made when it is first asked for.
+
+    Args:
+        config: The settings of the pools that it makes.
+        park_budget: The budget that they share; None = that of their Trio run.
+    """
+
+    def __init__(
+        self, *, config: AdmissionConfig = DEFAULT_CONFIG, park_budget: ParkBudget | None = None
+    ) -> None:
+        self._make = partial(SlotPool, config=config, park_budget=park_budget)
+        self._pools: dict[str, SlotPool] = {}
+        self._discarded: set[str] = set()
+
+    def get(self, name: str, slots: int) -> SlotPool:
+        """Return the pool of that name; if there is none, make it with ``slots``. It is never resized."""
+        self._sweep()
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._pools[name] = self._make(slots, name=name)
+        return pool
+
+    @enable_ki_protection
+    def discard(self, name: str) -> None:
+        """Refuse newcomers to a pool, and forget it as soon as nobody has anything of it.
+
+        Those who wait are served, as are holders; for a backend that is gone for good, `SlotPool.close` ends
+        their wait. Until nobody is left and no resume ticket is out, `get` returns that pool. An unknown name
+        is ignored.
+        """
+        pool = self._pools.get(name)
+        if pool is not None:
+            pool._core.close(dismiss=False)
+            self._discarded.add(name)
+            self._sweep()
+
+    def __iter__(self) -> Iterator[SlotPool]:
+        self._sweep()
+        return iter(tuple(self._pools.values()))
+
+    def __len__(self) -> int:
+        self._sweep()
+        return len(self._pools)
+
+    def __contains__(self, name: object) -> bool:
+        self._sweep()
+        return name in self._pools
+
+    @enable_ki_protection
+    def _sweep(self) -> None:
+        for name in tuple(self._discarded):
+            core = self._pools[name]._core
+            if core.tickets:
+                core.forget_tickets(core.now())
+            if core.idle and not core.tickets:
+                self._discarded.remove(name)
+                del self._pools[name]

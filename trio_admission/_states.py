@@ -27,7 +27,7 @@ WAITING, HELD, PARKED, RETURNING, HELD_AGAIN, ENDED = LeaseState
 
 
 class Move(enum.Enum):
-    """What can happen to a lease.
+    """What can happen to a lease. `MOVES` has the states that each may start from, and where those lead.
 
     Where GRANT and RETURN lead depends on the lease: GRANT out of a return inside `unparked()` leads to
     HELD_AGAIN, and RETURN from a refused park to HELD at once, since the slot was never given back.
@@ -41,7 +41,6 @@ class Move(enum.Enum):
     END = "end"
 
 
-# Move -> the states that it may start from -> those that it may lead to.
 MOVES: Final[dict[Move, dict[LeaseState, tuple[LeaseState, ...]]]] = {
     Move.GRANT: {WAITING: (HELD,), RETURNING: (HELD, HELD_AGAIN)},
     Move.PARK: {HELD: (PARKED,)},
