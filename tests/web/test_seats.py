@@ -12,6 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.gateway import CHAT, call, gateway
+from tests.support.tools import PLACES
 from trio_admission.testing.fake_llama_server import FakeLlamaServer, Raw, Reply, Request, Script, ToolCall
 
 if TYPE_CHECKING:
@@ -227,6 +228,39 @@ async def test_what_somebody_comes_back_to_is_saved_and_restored(
         assert back["cache_n"] >= left["prompt_n"]
         assert disk.files == []
     assert disk.actions == ["save 0", "restore 0"]
+
+
+async def test_a_parked_conversation_is_saved_and_restored(autojump_clock: MockClock, disk: Disk) -> None:
+    server = disk.server()
+    async with gateway(server, tools=PLACES, **disk.backend) as app, trio.open_nursery() as nursery:
+        server.script(Script(tool_calls=(ToolCall("nap", ('{"seconds": 50}',)),)))
+        members = {"admission": {"tools": ["nap"]}}
+        answers: list[dict[str, Any]] = []
+
+        async def ask() -> None:
+            answers.append(await Talk(app, "ox", LONG).turn(**members))
+
+        nursery.start_soon(ask)
+        await trio.sleep(10)
+        await Talk(app, "elk").turn()
+        assert len(disk.files) == 1
+    assert answers[0]["cache_n"] >= LONG
+    assert disk.actions == ["save 0", "restore 0"]
+    assert disk.files == []
+
+
+async def test_a_file_goes_with_the_client_that_was_parked(autojump_clock: MockClock, disk: Disk) -> None:
+    server = disk.server()
+    async with gateway(server, tools=PLACES, **disk.backend) as app, trio.open_nursery() as nursery:
+        server.script(Script(tool_calls=(ToolCall("nap", ('{"seconds": 50}',)),)))
+        body = {"messages": Talk(app, "ox", LONG).messages, "admission": {"tools": ["nap"]}}
+        nursery.start_soon(partial(call, app, CHAT, body, leave_after=20))
+        await trio.sleep(10)
+        await Talk(app, "elk").turn()
+        assert len(disk.files) == 1
+        await trio.sleep(15)
+        assert disk.files == []
+    assert disk.actions == ["save 0"]
 
 
 async def test_it_is_restored_into_whichever_slot_is_free(autojump_clock: MockClock, disk: Disk) -> None:
