@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from tests.support.engine import CHAT
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ class Turn:
     cached: int
     prompt: int
     generated: int
-    prompt_ms: float
+    seconds: float
+    """From the request to the beginning of the answer."""
 
     @property
     def context(self) -> int:
@@ -86,10 +89,13 @@ class Agent:
     async def _ask(self, members: dict[str, Any]) -> Turn:
         body = {"messages": self.messages, "temperature": 0, "max_tokens": 4, **self.members, **members}
         headers = {} if self.ticket is None else {"admission-resume": self.ticket}
+        begun = trio.current_time()
         answer = (await self.client.post(CHAT, json=body, headers=headers)).raise_for_status()
+        seconds = trio.current_time() - begun
         self.ticket = answer.headers.get("admission-resume")
         message = answer.json()["choices"][0]["message"]
         self.messages.append({name: message[name] for name in message if name != "reasoning_content"})
         self.text = message.get("content") or ""
         timings = answer.json()["timings"]
-        return Turn(timings["cache_n"], timings["prompt_n"], timings["predicted_n"], timings["prompt_ms"])
+        seconds -= timings["predicted_ms"] / 1000
+        return Turn(timings["cache_n"], timings["prompt_n"], timings["predicted_n"], seconds)
