@@ -118,6 +118,8 @@ class Seats:
             if idle is None and self._is_told:
                 log.warning("backend %s does not say which slots are idle: none is chosen", self._pool.name)
             self._is_told = idle is not None
+        else:
+            await trio.lowlevel.checkpoint()
         return self._books.may_pin(slot, self.size)
 
     @asynccontextmanager

@@ -120,10 +120,8 @@ class SlotFiles:
         """Fill an idle slot from a file, and delete that. Blocks for 10 s at most, and nothing interrupts it.
 
         Returns:
-            How many tokens the slot has then; 0 if the file is gone or the server cannot use it.
+            How many tokens the slot has then; 0 if the server cannot use the file.
         """
-        if name not in self._sizes:
-            return 0
         _, facts = await self._ask(slot, "restore", name)
         restored = _count(facts, "n_restored")
         self.worth.learn("restore", _ms(facts, "restore_ms"), restored)
