@@ -26,7 +26,9 @@ class Books:
     placement: Placement = field(default_factory=Placement)
     now: float = 0.0
 
-    def turn(self, words: str, slot: int | None = None, *, ticket: float | None = None) -> Memory:
+    def turn(
+        self, words: str, slot: int | None = None, *, ticket: float | None = None, token: str = "ticket"
+    ) -> Memory:
         """One turn of a conversation, decoded where it should be, or in a slot; each letter is a message."""
         memory = self.recall(words)
         if slot is None:
@@ -37,12 +39,12 @@ class Books:
         self.placement.remember(memory, keys(words)[-1], len(words))
         self.placement.unpin(slot, is_idle=True)
         if ticket is not None:
-            self.placement.await_until(memory, ticket)
+            self.placement.await_follow_up(memory, token, ticket)
         self.placement.let_go(memory)
         return memory
 
-    def recall(self, words: str) -> Memory:
-        return self.placement.recall(keys(words), self.now)
+    def recall(self, words: str, token: str | None = None) -> Memory:
+        return self.placement.recall(keys(words), self.now, token)
 
 
 def keys(words: str, flow: str = "me") -> Sequence[Key]:
@@ -89,6 +91,23 @@ def test_a_twin_does_not_take_what_somebody_comes_back_to() -> None:
     twin = books.recall("ab")
     assert twin is not awaited
     assert books.recall("abc") is awaited
+
+
+def test_of_twins_each_comes_back_to_its_own_by_its_ticket() -> None:
+    books = Books()
+    one = books.turn("ab", 0, ticket=10, token="one")
+    other = books.turn("ab", 1, ticket=10, token="other")
+    assert one is not other
+    assert books.recall("abcd", "one") is one
+    assert books.recall("abcd", "other") is other
+
+
+def test_a_used_ticket_is_awaited_no_longer_whatever_it_comes_with() -> None:
+    books = Books()
+    memory = books.turn("ab", ticket=10)
+    books.placement.save(memory, "file")
+    assert books.recall("xyz", "ticket") is not memory
+    assert books.placement.unwanted_files(0) == ["file"]
 
 
 def test_the_same_turn_again_finds_its_slot_if_nobody_is_awaited() -> None:

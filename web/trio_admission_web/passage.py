@@ -166,8 +166,9 @@ class Passage:
     async def run(self) -> None:
         """Go all the way. Returns when the upstream is done with, whatever the client has read by then."""
         self._gateway.passages.add(self)
+        seats, ticket = self.backend.seats, self._origin.ticket
         try:
-            with self._scope, self.backend.seats.seat(self._exchange, self.flow) as self._seat:
+            with self._scope, seats.seat(self._exchange, self.flow, ticket) as self._seat:
                 await self._go()
         except Exception as error:  # noqa: BLE001 - what is no refusal is logged and told as a fault
             self._conclude(error)
@@ -327,7 +328,7 @@ class Passage:
         if ticket is None:
             return {}
         self._gateway.resumes.keep(self._resume, self.backend.name, ticket)
-        self._seat.await_follow_up(ticket.expires_at)
+        self._seat.await_follow_up(ticket)
         return self._resume_header()
 
     def _resume_header(self) -> Mapping[str, str]:

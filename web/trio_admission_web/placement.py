@@ -34,8 +34,10 @@ class Memory:
     """How many tokens of the conversation the slot has; 0 = that is not certain."""
     is_expected: bool = False
     """A request of the conversation is here: it waits, is decoded or is parked."""
+    ticket: str | None = None
+    """The token of the resume ticket that its follow-up has."""
     expires: float = -math.inf
-    """Until then the follow-up is awaited that has the resume ticket."""
+    """Until then that is awaited."""
     used: int = 0
     """Larger for what was used later; 0 = never."""
 
@@ -61,7 +63,7 @@ class Placement:
 
     # ---- conversations
 
-    def recall(self, keys: Sequence[Key], now: float) -> Memory:
+    def recall(self, keys: Sequence[Key], now: float, ticket: str | None = None) -> Memory:
         """Return what is remembered of a conversation; for one that is new, an empty memory.
 
         It is expected from now on, until it is let go.
@@ -69,28 +71,32 @@ class Placement:
         Args:
             keys: Of each beginning of the conversation, the longest last.
             now: The time.
+            ticket: The token that the request has come with. It is used by that.
         """
         length = {key: number for number, key in enumerate(keys)}
+        for each in self._memories:
+            if ticket is not None and each.ticket == ticket:
+                each.expires = -math.inf
         found = [
-            (length[each.key], each.used, each)
+            (each.ticket == ticket is not None, length[each.key], each.used, each)
             for each in self._memories
             if each.key in length
             and not each.is_expected
             # The same messages once more are no follow-up: they may be a twin's, while somebody awaits this.
             and (each.key in keys[:-1] or not each.is_wanted(now))
         ]
-        _, _, memory = max(found, key=lambda each: each[:2], default=(0, 0, Memory()))
+        *_, memory = max(found, key=lambda each: each[:3], default=(False, 0, 0, Memory()))
         memory.is_expected = True
-        memory.expires = -math.inf
+        memory.ticket, memory.expires = None, -math.inf
         return memory
 
     def knows(self, keys: Sequence[Key]) -> bool:
         """Whether a slot knows a beginning of that conversation."""
         return any(each.key in keys for each in self._memories)
 
-    def await_until(self, memory: Memory, expires: float) -> None:
-        """Take note that the follow-up has a resume ticket until then."""
-        memory.expires = expires
+    def await_follow_up(self, memory: Memory, ticket: str, expires: float) -> None:
+        """Take note that the follow-up has a resume ticket, and until when."""
+        memory.ticket, memory.expires = ticket, expires
 
     def let_go(self, memory: Memory) -> None:
         """Take note that its request has ended."""

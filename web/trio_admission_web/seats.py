@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from trio_admission import SlotPool
+    from trio_admission import ResumeTicket, SlotPool
 
     from .placement import Key, Memory
     from .settings import BackendSettings
@@ -64,15 +64,16 @@ class Seats:
         return self._pool.statistics().slots
 
     @contextmanager
-    def seat(self, exchange: Exchange, flow: str) -> Iterator[Seat]:
+    def seat(self, exchange: Exchange, flow: str, ticket: ResumeTicket | None = None) -> Iterator[Seat]:
         """Follow one request's conversation for the block.
 
         Args:
             exchange: The request.
             flow: On whose behalf it is: nobody finds the conversations of another flow.
+            ticket: That it has come with.
         """
-        keys = self._keys(exchange, flow)
-        memory = self._books.recall(keys, trio.current_time())
+        keys, token = self._keys(exchange, flow), None if ticket is None else ticket.token
+        memory = self._books.recall(keys, trio.current_time(), token)
         try:
             yield Seat(self, exchange, memory, keys[-1] if keys else None)
         finally:
@@ -102,9 +103,9 @@ class Seats:
         """Return the slot in which to decode that conversation, if there is one to prefer."""
         return self._books.prefer(memory, self.size, trio.current_time())
 
-    def await_until(self, memory: Memory, expires: float) -> None:
-        """Take note that the follow-up has a resume ticket until then."""
-        self._books.await_until(memory, expires)
+    def await_follow_up(self, memory: Memory, ticket: ResumeTicket) -> None:
+        """Take note that the follow-up has that ticket."""
+        self._books.await_follow_up(memory, ticket.token, ticket.expires_at)
 
     async def may_pin(self, slot: int) -> bool:
         """Whether a request may name this slot, which its lease has, to the server.
@@ -256,6 +257,6 @@ class Seat:
         """Take note that the server has begun to answer, so it has put the request into its slot."""
         self._seats.land(self._memory)
 
-    def await_follow_up(self, expires: float) -> None:
-        """Take note that the conversation has a resume ticket until then."""
-        self._seats.await_until(self._memory, expires)
+    def await_follow_up(self, ticket: ResumeTicket) -> None:
+        """Take note that the conversation's next request has that ticket."""
+        self._seats.await_follow_up(self._memory, ticket)
