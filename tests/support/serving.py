@@ -16,6 +16,7 @@ from quart import Response, request
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.raw_client import RawClient
+from trio_admission_web.launcher import KEEP_ALIVE
 from trio_admission_web.listening import BACKLOG
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ async def serving(app: QuartTrio, **settings: Any) -> AsyncIterator[Server]:
     config.errorlog = logging.getLogger("hypercorn.error")
     config.graceful_timeout = 1
     config.backlog = BACKLOG
+    config.keep_alive_timeout = KEEP_ALIVE
     for name, value in settings.items():
         setattr(config, name, value)
     stop = trio.Event()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
 
 import pytest
 import trio
 from quart_trio import QuartTrio
 
-from tests.support.serving import Server, add_views, get, post, serving
+from tests.support.serving import Server, add_views, get, post, serving, tasks, until
 from trio_admission_web.serving.app import ServingApp
 
 
@@ -92,12 +93,15 @@ async def test_a_request_that_is_on_its_way_when_the_server_stops_is_served(*, u
 async def test_a_request_that_came_in_time_is_served_although_the_process_was_too_busy_to_look() -> None:
     app = ServingApp("app")
     add_views(app)
-    async with serving(app, keep_alive_timeout=0.2) as server, AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(server.client()) for _ in range(20)]
-        for client in clients:
-            await client.ask("GET", "/")
-        for client in clients:
-            await client.send(get())
-        time.sleep(0.4)  # noqa: ASYNC251 - nobody gets the CPU
-        for client in clients:
-            assert (await client.read_answer()).body == b"here"
+    async with serving(app, keep_alive_timeout=1) as server:
+        before = tasks()
+        with ExitStack() as stack:
+            clients = [
+                stack.enter_context(socket.create_connection(server.address, timeout=20)) for _ in range(20)
+            ]
+            await until(lambda: tasks() >= before + 20)
+            for client in clients:
+                client.sendall(get("/", "connection: close"))
+            time.sleep(1.2)  # noqa: ASYNC251 - nobody gets the CPU
+            await until(lambda: tasks() == before, 20)
+            assert all(client.recv(4096).endswith(b"here") for client in clients)

@@ -10,6 +10,7 @@ HYPERCORN = "0.18"
 # What is replaced, derived from or called by the modules beside this one. All of it is private to Hypercorn.
 PATCH_POINTS = (
     "hypercorn.trio.run:TCPServer",
+    "hypercorn.trio.run:trio.SocketListener",
     "hypercorn.trio.tcp_server:TaskGroup",
     "hypercorn.protocol:H11Protocol",
     "hypercorn.protocol:H2Protocol",
@@ -17,14 +18,18 @@ PATCH_POINTS = (
     "hypercorn.trio.tcp_server:TCPServer.protocol_send",
     "hypercorn.trio.tcp_server:TCPServer.run",
     "hypercorn.trio.tcp_server:TCPServer._close",
+    "hypercorn.trio.tcp_server:TCPServer._idle_timeout",
+    "hypercorn.trio.tcp_server:TCPServer._initiate_server_close",
     "hypercorn.trio.tcp_server:TCPServer._read_data",
     "hypercorn.trio.task_group:TaskGroup.spawn_app",
     "hypercorn.trio.task_group:_handle",
     "hypercorn.protocol.h11:H11Protocol.handle",
     "hypercorn.protocol.h11:H11Protocol.stream_send",
+    "hypercorn.protocol.h11:H11Protocol._check_protocol",
     "hypercorn.protocol.h11:H11Protocol._close_stream",
     "hypercorn.protocol.h11:H11Protocol._handle_events",
     "hypercorn.protocol.h11:H11Protocol._maybe_recycle",
+    "hypercorn.protocol.h11:H11Protocol._send_h11_event",
     "hypercorn.utils:LifespanFailureError",
 )
 
