@@ -42,15 +42,14 @@ class TooLongError(Exception):
             f"request ({tokens} tokens) exceeds the available context size ({context} tokens), "
             "try increasing it"
         )
-        self.body = json.dumps({
-            "error": {
-                "code": 400,
-                "message": message,
-                "type": "exceed_context_size_error",
-                "n_prompt_tokens": tokens,
-                "n_ctx": context,
-            }
-        }).encode()
+        error = {
+            "code": 400,
+            "message": message,
+            "type": "exceed_context_size_error",
+            "n_prompt_tokens": tokens,
+            "n_ctx": context,
+        }
+        self.body = json.dumps({"error": error}, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True, slots=True)
