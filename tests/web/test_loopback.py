@@ -103,7 +103,8 @@ async def test_a_reader_that_stops_reading_holds_no_slot() -> None:
 
 
 async def test_many_clients_that_come_and_go_leave_nothing_behind() -> None:
-    async with stage(FakeLlamaServer(total_slots=4, words=20, interval=0.002)) as both:
+    llama, no_limit = FakeLlamaServer(total_slots=4, words=20, interval=0.002), AdmissionConfig(max_waiting=0)
+    async with stage(llama, admission=no_limit) as both:
 
         async def visit(number: int) -> None:
             async with both.server.client() as client:
