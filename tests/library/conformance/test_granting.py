@@ -344,7 +344,7 @@ async def test_a_newcomer_of_higher_priority_that_fits_does_not_wait_behind_the_
 
 
 async def test_when_a_head_that_does_not_fit_leaves_all_behind_it_are_looked_at(make_pool: MakePool) -> None:
-    """G5: two slots are free, so two of the three behind it are served."""
+    """G5, G7: two slots are free, so two of the three behind it are served."""
     pool = await make_pool(3)
     async with visiting(pool) as house:
         await house.serve("holder")
