@@ -284,8 +284,8 @@ MUTATIONS = [
         "F1",
         "last come, first served, in a calm pool",
         "_granting",
-        "next(iter(flow.waiters), None)",
-        "next(reversed(flow.waiters), None)",
+        "next(iter(flow.waiters))",
+        "next(reversed(flow.waiters))",
     ),
     Mutation(
         "F2",

@@ -15,7 +15,6 @@ T = TypeVar("T")
 
 DEFAULT_KEEPALIVE: Final = 5.0
 
-# Settings are looked for under these prefixes, in this order; some were never there under the last.
 _PREFIXES: Final = ("TRIO_ADMISSION_", "UNSLOTH_LLAMA_ADMISSION_", "UNSLOTH_OPENAI_COMPAT_ADMISSION_")
 _ON: Final = ("1", "true", "yes", "on")
 _OFF: Final = ("0", "false", "no", "off")
@@ -98,6 +97,7 @@ def _read(
     parse: Callable[[str], T | None],
     prefixes: Sequence[str] = _PREFIXES,
 ) -> T | None:
+    """Look for a setting under each prefix in turn; some were never there under the last."""
     for prefix in prefixes:
         if value := env.get(prefix + setting, "").strip():
             try:

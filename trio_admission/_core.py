@@ -35,6 +35,8 @@ class Core(Granting):
             flow.waiters[claim] = self._ranking = None  # the head did not fit before, so nobody does
         elif flow is not None or self._comes_as_most_do(claim, now):
             self._fill(now, claim)
+        if claim.state is HELD:
+            return
         if self.limited and claim.state is WAITING:
             self._limit(claim, now)
         max_wait = self.config.max_wait if claim.max_wait is ... else claim.max_wait
@@ -74,9 +76,8 @@ class Core(Granting):
             raise LineFull(self.statistics(), self.retry_after(), reason)
 
     def leave(self, claim: Claim, *, lost: bool = False) -> None:
-        """Take back all that the claim has, whatever its state."""
+        """Take back all that the claim has, whatever its state. The short way is what that means for most."""
         if self.calm is not None and claim.state is HELD and claim.charge is ONE_SLOT:
-            # What all of the below comes to for most.
             now = self.now()
             del self.holders[claim]
             self.held.cold[claim.slots[0]] = None

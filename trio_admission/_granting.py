@@ -156,9 +156,9 @@ class Granting:
         """
         flow = self.calm
         if flow is not None:
-            cold, head = self.held.cold, newcomer or next(iter(flow.waiters), None)
-            if head is None:
+            if newcomer is None and not flow.waiters:
                 return
+            cold, head = self.held.cold, newcomer or next(iter(flow.waiters))
             is_next = newcomer is None or (head.key == flow.key and not flow.waiters)
             if is_next and cold and head.cost is ONE_SLOT and not head.preferred and head.parent is None:
                 head.charge, head.slots = ONE_SLOT, (cold.popitem()[0],)

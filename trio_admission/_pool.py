@@ -155,7 +155,7 @@ class SlotPool:
             PoolClosed: on entry, if the pool is closed, or is closed during the wait.
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
-        return Lease(self._waits, Claim(**request), parent)
+        return Lease(self._waits, Claim(**request) if request else Claim(), parent)
 
     def reserve(self, *, parent: Lease | None = None, **request: Unpack[Request]) -> Reservation:
         """Arrive, and get a lease at once or a place: ``async with pool.reserve() as reservation:``.
@@ -168,7 +168,7 @@ class SlotPool:
             PoolClosed: on entry, if the pool is closed.
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
-        return Reservation(self._waits, Claim(**request), parent)
+        return Reservation(self._waits, Claim(**request) if request else Claim(), parent)
 
     def statistics(self) -> PoolStatistics:
         """Return the counts of this moment."""
