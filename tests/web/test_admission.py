@@ -295,6 +295,31 @@ async def test_a_draining_gateway_serves_its_line_and_nobody_new(autojump_clock:
     assert server.total == 2
 
 
+async def test_a_drain_waits_for_a_body_that_is_still_coming(autojump_clock: MockClock) -> None:
+    raw = json.dumps(chat()).encode()
+    async with gateway(FakeLlamaServer()) as app, connect(app) as late, connect(app) as never:
+        await late.send(raw[:5])
+        await never.send(raw[:5])
+        await wait_all_tasks_blocked()
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def drain() -> None:
+                with trio.move_on_after(10):
+                    await app.gateway.drain()
+
+            await trio.sleep(5)
+            assert (await call(app, CHAT, chat())).error["code"] == "draining"
+            await late.send(raw[5:])
+            await late.send_complete()
+            answer = await late.as_response()
+            assert answer.status_code == 200
+        assert trio.current_time() >= 10
+        answer = await never.as_response()
+        assert answer.status_code == 503
+        assert (await answer.get_json())["error"]["code"] == "draining"
+
+
 async def test_whoever_is_left_when_a_drain_runs_out_of_time_is_told_so(autojump_clock: MockClock) -> None:
     server = FakeLlamaServer(total_slots=1, words=100, interval=1.0)
     replies: list[Reply] = []

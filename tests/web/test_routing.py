@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.gateway import CHAT, call, chat, gateway, gateway_to
+from tests.support.gateway import CHAT, Reply, call, chat, gateway, gateway_to
 from trio_admission import AdmissionConfig
 from trio_admission.testing.fake_llama_server import FakeLlamaServer
 
@@ -189,3 +189,66 @@ async def test_of_two_idle_backends_the_one_that_knows_the_conversation_goes_on(
         for _ in range(3):
             await turn()
     assert (a[0].total, b[0].total) == (1, 4)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_waits_for_a_backend_that_goes_moves_to_one_that_serves(
+    autojump_clock: MockClock, *, stream: bool
+) -> None:
+    a, b = two({"models": ("m",)}, {"models": ("m",)}, total_slots=1, prefill=10.0, words=1, interval=1.0)
+    replies: list[Reply] = []
+    async with gateway_to(a, b) as app:
+
+        async def ask() -> None:
+            replies.append(await call(app, CHAT, chat(stream=stream)))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):  # one runs and two wait on each
+                nursery.start_soon(ask)
+                await wait_all_tasks_blocked()
+            await trio.sleep(5)
+            a[0].crash()
+            await trio.sleep(1)
+            shown = (await call(app, "/admission", method="GET")).json["backends"]
+            assert (shown["a"]["state"], shown["a"]["held"], shown["a"]["line"]) == ("gone", 0, [])
+            assert (shown["b"]["held"], len(shown["b"]["line"])) == (1, 5)
+    assert [reply.status for reply in replies] == [200] * 6
+    assert not [reply for reply in replies if b"error" in reply.body]
+    assert (a[0].total, b[0].total) == (1, 6)
+
+
+async def test_nobody_moves_into_a_line_that_is_full(autojump_clock: MockClock) -> None:
+    a, b = two({"models": ("m",)}, {"models": ("m",)}, total_slots=1, prefill=10.0, words=1)
+    async with gateway_to(a, b, admission=AdmissionConfig(max_waiting=2)) as app:
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(call, app, CHAT, chat())
+                await wait_all_tasks_blocked()
+            a[0].crash()
+            await trio.sleep(1)
+            assert await counts(app) == {"a": (1, 2), "b": (1, 2)}
+            a[0].restart()
+        assert trio.current_time() < 60
+
+
+async def test_who_waits_no_longer_than_so_long_does_not_begin_anew_elsewhere(
+    autojump_clock: MockClock,
+) -> None:
+    a, b = two({"models": ("m",)}, {"models": ("m",)}, total_slots=1, words=1, interval=100.0)
+    async with gateway_to(a, b, admission=AdmissionConfig(max_wait=20.0)) as app:
+        replies: list[Reply] = []
+
+        async def ask() -> None:
+            replies.append(await call(app, CHAT, chat()))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+                await wait_all_tasks_blocked()
+            await trio.sleep(15)
+            a[0].crash()
+            b[0].crash()
+            await trio.sleep(1)
+            b[0].restart()
+        refused = [reply for reply in replies if reply.status == 503]
+        assert {(reply.error["code"], round(reply.seconds)) for reply in refused} == {("queue_timeout", 20)}

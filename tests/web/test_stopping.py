@@ -60,18 +60,21 @@ async def test_at_the_deadline_everybody_is_told_and_nobody_holds_up_the_end() -
             streams.append(await come(chat(stream=True)))
             plain = await come(chat())
             await become(command.url, 2, 2, 1)
+            halves = []
             for half in (b"POST /v1/ch", post(CHAT, "content-length: 9") + b"{"):
                 client = await stack.enter_async_context(RawClient.connected(command.url))
                 await client.send(half)
+                halves.append(client)
 
             command.process.send_signal(signal.SIGTERM)
             begun = time.monotonic()
             told = {"plain": verdict(await plain.read_answer(), stream=False)}
+            told["uploading"] = verdict(await halves[1].read_answer(), stream=False)
             for name, client in (("parked", parked), ("running", streams[0]), ("queued", streams[1])):
                 told[name] = verdict(await client.read_answer(), stream=True)
             await command.process.wait()
             assert time.monotonic() - begun < 1 + LEEWAY
-        assert told == dict.fromkeys(("plain", "parked", "running", "queued"), "draining")
+        assert told == dict.fromkeys(("plain", "uploading", "parked", "running", "queued"), "draining")
         assert command.process.returncode == 0
         assert b"Traceback" not in command.said
         assert verdict(await stalled.read_answer(), stream=True) == "cut"

@@ -56,8 +56,8 @@ class Condition:
         self.is_given_up = False
         self.reason = ""
         """Why it was given up: a sentence, and maybe the end of the server's log in further lines."""
-        self.on_give_up: Callable[[str], None] = _nobody
-        """Called with the pool's name when the backend is given up, and at each look that finds it so."""
+        self.on_change: Callable[[], None] = _nothing
+        """Called after each `found` and `give_up`."""
         self._pool = pool
         self._away_limit = away_limit
         self._away_since: float | None = -math.inf
@@ -110,14 +110,14 @@ class Condition:
         else:
             self._suspend(state.value)
             if self._is_away_too_long():
-                self.give_up("it has been away for too long")
+                self.is_given_up = True
+                self.reason = "it has been away for too long"
         self._tell()
 
     def give_up(self, reason: str) -> None:
         """Send those who wait away, and refuse newcomers, until the backend is found again."""
         self.is_given_up = True
         self.reason = reason
-        self.on_give_up(self._pool.name)
         self._tell()
 
     def check(self) -> None:
@@ -153,7 +153,8 @@ class Condition:
     def _tell(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
+        self.on_change()
 
 
-def _nobody(_name: str) -> None:
-    """Tell nobody."""
+def _nothing() -> None:
+    """Do nothing."""

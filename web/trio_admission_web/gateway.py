@@ -11,11 +11,12 @@ from . import problems
 from .condition import AWAY_RETRY
 from .keys import KeyRing
 from .metrics import Metrics
+from .problems import ProblemError
 from .resumes import Resumes
 from .routing import Directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from .backend import Backend
     from .passage import Passage
@@ -49,10 +50,12 @@ class Gateway:
         )
         for each in self.backends.values():
             each.pool.add_instrument(self.metrics.pool_event)
-            each.condition.on_give_up = self.give_up
+            each.condition.on_change = self.look_after_line
         self.passages: set[Passage] = set()
         self.resumes = Resumes()
         self.draining = False
+        self._receiving: set[trio.CancelScope] = set()
+        self._received = trio.Event()
 
     @property
     def backend(self) -> Backend:
@@ -68,11 +71,27 @@ class Gateway:
         """Return how many requests are on their way through a backend or to it."""
         return sum(1 for each in self.passages if each.backend is backend)
 
-    def give_up(self, name: str) -> None:
-        """Send everybody away who waits for the backend of that name, since it does not come back."""
-        for each in self.passages:
-            if each.backend.name == name and each.waits_for_backend:
-                each.cancel(problems.backend_unavailable(retry_after=AWAY_RETRY))
+    def look_after_line(self) -> None:
+        """Let nobody wait for a backend that is away if another one serves, or if it does not come back."""
+        for backend in self.backends.values():
+            if not backend.condition.serves:
+                self._move_line(backend)
+            if backend.condition.is_given_up:
+                for each in self.passages:
+                    if each.backend is backend and each.waits_for_backend:
+                        each.cancel(problems.backend_unavailable(retry_after=AWAY_RETRY))
+
+    def _move_line(self, backend: Backend) -> None:
+        movable = [each for each in self.passages if each.backend is backend and each.can_move]
+        for each in sorted(movable, key=lambda each: each.arrived):
+            other = self.directory.choose(each.model, crowd=self.crowd)
+            if other.condition.serves and self._has_room(other):
+                each.move(other)
+
+    def _has_room(self, backend: Backend) -> bool:
+        slots = backend.pool.statistics().slots
+        limit = self.settings.admission.line_limit(slots)
+        return limit is None or self.crowd(backend) < slots + limit
 
     def apply(self, settings: Settings) -> list[str]:
         """Use other settings for all requests from now on; nobody who is here notices.
@@ -85,6 +104,21 @@ class Gateway:
         self.settings = replace(settings, **{name: getattr(old, name) for name in _FIXED})
         return [name for name in _FIXED if getattr(settings, name) != getattr(old, name)]
 
+    async def receive(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Read a request's body. A drain waits for that too.
+
+        Raises:
+            ProblemError: `draining`, when a drain has run out of time.
+        """
+        with trio.CancelScope() as scope:
+            self._receiving.add(scope)
+            try:
+                return await read()
+            finally:
+                self._receiving.discard(scope)
+                self._received.set()
+        raise ProblemError(problems.draining(retry_after=DRAIN_RETRY))
+
     async def drain(self) -> None:
         """Refuse newcomers from now on; block until everybody who is here has been served.
 
@@ -92,9 +126,14 @@ class Gateway:
         """
         self.draining = True
         try:
+            while self._receiving:
+                self._received = trio.Event()
+                await self._received.wait()
             for backend in self.backends.values():
                 await backend.pool.drained()
         except trio.Cancelled:
+            for scope in self._receiving:
+                scope.cancel()
             for each in self.passages:
                 each.cancel(problems.draining(retry_after=DRAIN_RETRY))
             for backend in self.backends.values():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, TypeVar, final
 
 import trio
 
@@ -27,7 +27,7 @@ from .token_budget import TooLongError
 from .upstream import LostError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from trio_admission import Cost, Lease, Reservation, ResumeTicket
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from .wire.exchange import Exchange
 
 log: Final = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class Passage:
         self._lease: Lease | None = None
         self._charge: Charge | None = None
         self._is_stranded = False
+        self._moving = trio.CancelScope()
         self._asking = False
         self._concluded = False
         self._outcome = "client_gone"  # unless something else ends it
@@ -145,6 +148,8 @@ class Passage:
     @property
     def estimated_wait(self) -> float | None:
         """Seconds that it will probably still wait; None = not in line, or nothing to judge by."""
+        if not self.backend.condition.serves:
+            return None
         if self._turns is not None and self._turns.parked is not None:
             return self._turns.parked.estimated_wait
         return self._reservation.estimated_wait if self._reservation is not None else None
@@ -153,6 +158,21 @@ class Passage:
     def lease(self) -> Lease | None:
         """Its lease, None before the grant."""
         return self._lease
+
+    @property
+    def model(self) -> str | None:
+        """The model that the client named."""
+        return self._exchange.model
+
+    @property
+    def can_move(self) -> bool:
+        """Whether it might as well wait for another backend, since nothing of it has begun."""
+        return self._is_stranded or self.waits
+
+    def move(self, backend: Backend) -> None:
+        """Leave the backend for another one; only while it `can_move`."""
+        self.backend = backend
+        self._moving.cancel()
 
     def cancel(self, problem: Problem) -> None:
         """End it, whatever it is doing, and tell its client why."""
@@ -165,11 +185,11 @@ class Passage:
 
     async def run(self) -> None:
         """Go all the way. Returns when the upstream is done with, whatever the client has read by then."""
-        self._gateway.passages.add(self)
-        seats, ticket = self.backend.seats, self._origin.ticket
         try:
-            with self._scope, seats.seat(self._exchange, self.flow, ticket) as self._seat:
-                await self._go()
+            with self._scope:
+                check_requests(self, self._gateway.passages)
+                while not await self._goes_through():
+                    pass
         except Exception as error:  # noqa: BLE001 - what is no refusal is logged and told as a fault
             self._conclude(error)
         finally:
@@ -205,9 +225,18 @@ class Passage:
                 self._fail(self._ended_by)
         self._reply.close()
 
-    async def _go(self) -> None:
-        exchange, backend = self._exchange, self.backend
-        check_requests(self, self._gateway.passages)
+    async def _goes_through(self) -> bool:
+        """Go through the backend; return False if it was left for another one."""
+        backend = self.backend
+        try:
+            with backend.seats.seat(self._exchange, self.flow, self._origin.ticket) as self._seat:
+                await self._go(backend)
+        except _Moved:
+            self._reservation = self._lease = self._granted = None
+            return False
+        return True
+
+    async def _go(self, backend: Backend) -> None:
         backend.condition.check()
         cost = await self._weigh()
         weight, priority = (self.key.weight, self.key.priority) if self.key is not None else (1.0, 0)
@@ -216,6 +245,7 @@ class Passage:
             flow=self.flow,
             weight=weight,
             priority=priority,
+            max_wait=self._rest_of_wait,
             prefer_slot=self._seat.preferred,
             ticket=self._origin.ticket,
             parent=self._origin.parent,
@@ -224,7 +254,7 @@ class Passage:
                 check_waiting(self, self._gateway.passages)
             else:
                 self._granted = self.arrived
-            self._lease = await self._reservation.wait()
+            self._lease = await self._unless_moved(self._reservation.wait)
             if self._granted is None:
                 self._granted = trio.current_time()
             try:
@@ -235,8 +265,13 @@ class Passage:
             except (trio.Cancelled, _ReaderStalled, ProblemError) as error:
                 if self._asking and not _is_over(error):
                     self._conclude(error)
-                    await backend.settled(exchange.slots)
+                    await backend.settled(self._exchange.slots)
                 raise
+
+    @property
+    def _rest_of_wait(self) -> float | None:
+        longest = self._settings.admission.max_wait
+        return longest and max(0.0, self.arrived + longest - trio.current_time())
 
     async def _weigh(self) -> Cost:
         """Return what the request costs, as it is now."""
@@ -251,9 +286,16 @@ class Passage:
             if self._has_begun:
                 raise
             self._is_stranded = True
-            await self.backend.condition.serving()
-            self._is_stranded = False
+            try:
+                await self._unless_moved(self.backend.condition.serving)
+            finally:
+                self._is_stranded = False
             await self._send()
+
+    async def _unless_moved(self, wait: Callable[[], Awaitable[T]]) -> T:
+        with trio.CancelScope() as self._moving:
+            return await wait()
+        raise _Moved
 
     async def _send(self) -> None:
         """Send one request to the backend and give the client what it answers."""
@@ -397,6 +439,10 @@ def _word(problem: Problem) -> str:
 def _is_over(error: BaseException) -> bool:
     """Whether a request to the backend that ended so has left nothing running there."""
     return isinstance(error, ProblemError) and error.problem.code != "upstream_timeout"
+
+
+class _Moved(Exception):
+    """The request is to wait for another backend."""
 
 
 class _ReaderStalled(Exception):

@@ -115,7 +115,7 @@ async def _admit(gateway: Gateway, toolbox: Toolbox, read: Callable[[bytes], Exc
     if gateway.draining:
         raise ProblemError(problems.draining(retry_after=DRAIN_RETRY))
     flow = g.key.flow if g.key is not None else ""
-    exchange, turns = toolbox.read(read, await _body(), request_id=g.request_id, flow=flow)
+    exchange, turns = toolbox.read(read, await _body(gateway), request_id=g.request_id, flow=flow)
     resume = request.headers.get(HEADER)
     _check_model(gateway, exchange.model)
     backend = gateway.directory.choose(
@@ -150,7 +150,7 @@ async def _admit(gateway: Gateway, toolbox: Toolbox, read: Callable[[bytes], Exc
 
 async def _ask(gateway: Gateway, path: str) -> Response:
     """Ask the backend at once, whoever waits, and pass its answer on as it is."""
-    body = await _body()
+    body = await _body(gateway)
     backend = gateway.backend
     if len(gateway.backends) > 1 or (g.key is not None and g.key.models is not None):
         model = read_text(read_object(body), "model")
@@ -241,9 +241,9 @@ class _Drain(ResponseBody):
         """Leave the relay to its passage, which ends with the request."""
 
 
-async def _body() -> bytes:
+async def _body(gateway: Gateway) -> bytes:
     # Not kept by the request: a body can be large, and its request may wait for long.
-    return await request.get_data(cache=False, as_text=False, parse_form_data=False)
+    return await gateway.receive(partial(request.get_data, cache=False, as_text=False, parse_form_data=False))
 
 
 def _upstream_headers() -> list[Header]:
