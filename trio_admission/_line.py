@@ -208,7 +208,7 @@ class Line:
             flow, self.alone = self.alone, None
             self._newcomers, flow.holding = len(flow.waiters), len(self._holders)
             self._update(flow)
-        return self._flow(claim.key)
+        return self.alone or self._flow(claim.key)
 
     def _flow(self, key: tuple[str, int]) -> Flow:
         """Return the flow of that name and priority, new if it was forgotten."""
