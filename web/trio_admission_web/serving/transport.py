@@ -58,6 +58,7 @@ class Transport(TCPServer):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._idling = trio.CancelScope()  # has a deadline while no request is there
+        self._looking = False  # at what has been read
         self._hung_up = False  # we have said that nothing more is sent
 
     async def run(self) -> None:
@@ -123,7 +124,9 @@ class Transport(TCPServer):
         try:
             while data := await self._receive():
                 if not self._hung_up:
+                    self._looking = True
                     await self.protocol.handle(RawData(data))
+                    self._looking = False
             if not self._hung_up:
                 await self.protocol.handle(RawData(b""))
             await self.protocol.handle(Closed())
@@ -153,19 +156,23 @@ class Transport(TCPServer):
                 if self._idling.deadline < inf:
                     self._idling.deadline = min(self._idling.deadline, trio.current_time() + LAST_CALL)
                 await trio.sleep_forever()
-            # A process that was short of CPU finds a request and the end of the time for it together.
-            deadline = self._end_of_idling() if self._has_come() else self._idling.deadline
-            if self._hung_up or deadline <= trio.current_time():
-                break
+            # A process that was short of CPU finds a request and the end of the time for it together. In one
+            # more round, whoever has just read it begins to look at it.
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            deadline = self._idling.deadline
+            if deadline <= trio.current_time():
+                if self._hung_up or not self._has_come():
+                    break
+                deadline = self._end_of_idling()
         with trio.CancelScope(shield=True):
             await self._initiate_server_close()
 
     def _has_come(self) -> bool:
-        """Whether something can be read."""
+        """Whether something can be read, or has been and is being looked at."""
         poll = select.poll()
         if self._socket.fileno() >= 0:
             poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return self._looking or bool(poll.poll(0))
 
     async def _hang_up(self) -> None:
         if isinstance(self.stream, trio.SSLStream):  # cannot say so without closing
