@@ -44,6 +44,31 @@ async def test_a_signal_amid_the_one_answer_ends_it_all_without_a_word(stop: sig
     await until(lambda: is_gone(engine))
 
 
+async def test_an_answer_that_cannot_be_written_is_not_laid_at_the_backends_door() -> None:
+    demo = [sys.executable, "-m", "trio_admission_web", "demo", "--slots", "1", "--once", "hi"]
+    full = os.open("/dev/full", os.O_WRONLY)
+    done = await trio.run_process(demo, stdout=full, capture_stderr=True, check=False)
+    os.close(full)
+    *_, said = done.stderr.decode().splitlines()
+    assert done.returncode == 1
+    assert said == "trio-admission: standard output cannot be written: No space left on device"
+
+
+async def test_a_reader_who_has_enough_ends_it_without_a_word() -> None:
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "trio_admission_web", "demo", "--slots", "1", "--once", "Tell me a story."],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert await process.stdout.receive_some(1)
+    await process.stdout.aclose()
+    said = b"".join([each async for each in process.stderr]).decode()
+    assert await process.wait() == 141
+    assert [line.split()[0] for line in said.splitlines()] == ["listening", "loading", "ready"]
+
+
 DEMO = ("trio_admission_web", "demo", "--slots", "1", "--port", "0")
 
 

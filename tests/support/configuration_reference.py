@@ -28,12 +28,14 @@ to.
 
 Everything that is wrong is said at once, each with file and line, variable or flag, and with what is allowed;
 names that mean nothing are errors, variables that begin with `TRIO_ADMISSION_` included.
-`trio-admission check-config [FILE]` says it without starting anything. [example.toml](../example.toml) shows
-every setting.
+`trio-admission check-config [FILE]` says it without starting a server, and `serve` before it does. Both look
+for what the settings name, too: programs, models, directories, TLS files and tools, whose modules are
+imported for that, so their code runs; an MCP server is first asked when the gateway runs.
+[example.toml](../example.toml) shows every setting.
 
 SIGHUP makes `serve` read all of it again. Keys and the gateway's limits change at once, for requests that
 come from then on; nobody in the line or in the middle of an answer notices. What takes a restart is named
-in the log and stays as it was. A file with a mistake changes nothing.
+in the log and stays as it was. A file with a mistake changes nothing; what it names is not looked for again.
 """
 _GATEWAY: Final = """\
 At the top of the file. Without keys, `host` must be this machine's own (127.0.0.1, ::1, localhost), unless

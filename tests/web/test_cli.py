@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import trio
@@ -20,9 +21,6 @@ from trio_admission.testing.fake_llama_server import FakeLlamaServer
 from trio_admission_web import cli
 from trio_admission_web.keys import hash_key
 from trio_admission_web.options import BACKEND, GATEWAY, POOL
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def test_serve_listens_serves_and_stops_at_a_signal() -> None:
@@ -170,6 +168,26 @@ def test_a_new_key_is_one_that_its_hash_knows(capsys: pytest.CaptureFixture[str]
     assert line == f'hash = "{hash_key(key.removeprefix("key:").strip())}"'
 
 
+def new_key_to(stdout: int) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "trio_admission_web", "new-key"]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, check=False)
+
+
+def test_what_cannot_be_written_is_one_sentence() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = new_key_to(full.fileno())
+    sentence = "standard output cannot be written: No space left on device"
+    assert (done.returncode, done.stderr.decode()) == (1, f"trio-admission: {sentence}\n")
+
+
+def test_what_nobody_reads_any_more_ends_quietly() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = new_key_to(writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["serve", "--help"])
@@ -207,8 +225,11 @@ def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) ->
             ["demo", "--host", "0.0.0.0"],
             "--host can be reached by others, so keys must be configured (or say --insecure)",
         ),
-        (["serve", "--gguf", "/no/such.gguf"], "there is no model file /no/such.gguf"),
-        (["serve", "--command", "no-such-server"], "there is no program no-such-server to run"),
+        (["serve", "--gguf", "/no/such.gguf"], "--gguf: there is no model file /no/such.gguf"),
+        (
+            ["serve", "--command", "no-such-server"],
+            "--command: there is no program no-such-server to run",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -217,6 +238,31 @@ def test_a_mistake_is_one_sentence(
     assert cli.main(arguments) == 1
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", f"trio-admission: {sentence}\n")
+
+
+def test_a_file_that_is_no_model_is_one_sentence_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"PK\x03\x04, and no model")
+    sentence = f"{file} is no model: it does not begin with GGUF"
+    for command, place in (("demo", ""), ("serve", "--gguf: ")):
+        flag = "--model" if command == "demo" else "--gguf"
+        assert cli.main([command, flag, str(file)]) == 1
+        assert capsys.readouterr().err == f"trio-admission: {place}{sentence}\n"
+
+
+def test_serve_and_check_config_say_the_same_of_what_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text('port = "x"\ntls_cert = "/no/c"\nbackends.a.command = ["no-such-server"]\n')
+    said = []
+    for command in (["check-config", str(file)], ["serve", "--config", str(file)]):
+        assert cli.main(command) == 1
+        said.append(capsys.readouterr().err.splitlines())
+    assert said[0] == said[1]
+    assert len(said[0]) == 4
 
 
 def test_a_mistake_in_the_environment_is_named_as_it_is_there(

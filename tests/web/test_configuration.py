@@ -263,3 +263,48 @@ def test_what_is_said_of_no_backend_needs_its_address(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read: No such file or directory"):
         load(tmp_path / "none.toml", environ={})
+
+
+@pytest.mark.parametrize("name", ["TRIO_ADMISSION_UPSTREAM_API_KEY", "TRIO_ADMISSION_IDLE_LIMIT"])
+def test_a_wrong_variable_makes_no_backend_that_lacks_an_address(tmp_path: Path, name: str) -> None:
+    [said] = mistakes(tmp_path, f'[backends.a]\nurl = "{UPSTREAM}"', {name: "é"})
+    assert said.startswith(f"{name} must be ")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("TRIO_ADMISSION_MAX_WAIT", "TRIO_ADMISSION_QUEUE_TIMEOUT"),
+        ("TRIO_ADMISSION_MAX_WAITING", "TRIO_ADMISSION_MAX_QUEUE"),
+        ("TRIO_ADMISSION_URL", "TRIO_ADMISSION_UPSTREAM"),
+    ],
+)
+def test_the_name_that_a_setting_has_elsewhere_leads_to_the_one_here(
+    tmp_path: Path, name: str, meant: str
+) -> None:
+    assert mistakes(tmp_path, FILE, {name: "3"}) == [
+        f"{name} is no variable of the gateway; did you mean {meant}?"
+    ]
+
+
+def test_the_name_of_a_flag_leads_to_the_one_in_the_file(tmp_path: Path) -> None:
+    text = f'queue_timeout = 3\n[backends.a]\nupstream = "{UPSTREAM}"\n'
+    assert mistakes(tmp_path, text)[:2] == [
+        "gateway.toml:3: backends.a.upstream is not a setting; did you mean url?",
+        "gateway.toml:1: queue_timeout is not a setting; did you mean max_wait?",
+    ]
+
+
+def test_a_key_for_a_model_that_no_backend_serves_is_a_mistake(tmp_path: Path) -> None:
+    backends = """\
+[backends.a]
+url = "http://h"
+models = ["small"]
+aliases = ["tiny"]
+"""
+    key = f'[keys.ada]\nhash = "{HASH}"\nmodels = ["small", "tiny", "smal", "x"]\n'
+    assert mistakes(tmp_path, backends + key) == [
+        "gateway.toml:7: keys.ada.models: no backend serves smal; did you mean small?",
+        "gateway.toml:7: keys.ada.models: no backend serves x",
+    ]
+    read(tmp_path, f'{backends}[backends.b]\nurl = "{UPSTREAM}"\n{key}')  # which takes every name

@@ -206,7 +206,7 @@ def test_an_engine_that_is_not_installed_is_said_before_anything_is_started(
 
 def test_the_settings_of_an_embedded_engine_reach_it(tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
-    file.touch()
+    file.write_bytes(b"GGUF")
     plain = starter(BackendSettings(gguf=str(file)), slot_files=tmp_path)
     config = plain.args[0]  # type: ignore[union-attr]
     assert (config.model, config.slots, config.context_per_slot) == (Model("a", file), 4, 2048)

@@ -19,6 +19,7 @@ from .extras import missing_extra
 from .keys import new_key
 from .logs import set_up
 from .options import BACKEND, GATEWAY, POOL, Option
+from .output import OutputError, put
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 _OF_THE_EXTRA = ("h11", "hypercorn", "prometheus_client", "quart", "quart_trio")
 _ABOUT_SERVE = """Run the gateway in front of one or more llama-servers. What no flag says is taken from the
 environment, and what no variable says from the file. SIGHUP reads all of it again, for keys and limits."""
-_INTERRUPTED = 130  # what a shell expects of a command that Ctrl-C has ended
+# What a shell expects of a command that Ctrl-C has ended, and of one whose output nobody reads any more.
+_INTERRUPTED = 130
+_UNREAD = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,6 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             assert isinstance(error, ConfigurationError)
             for mistake in error.mistakes:
                 status = _fail(mistake)
+    except* OutputError as group:
+        [unwritten] = group.exceptions
+        while isinstance(unwritten, ExceptionGroup):
+            [unwritten] = unwritten.exceptions
+        assert isinstance(unwritten, OutputError)
+        status = _UNREAD if unwritten.is_closed else _fail(str(unwritten))
     except* KeyboardInterrupt:
         pass
     return status
@@ -53,18 +62,18 @@ def _serve(*, config: Path | None = None, **flags: str) -> int:
     from . import commands  # noqa: PLC0415
 
     read = partial(load, config, flags=flags)
-    return commands.serve(read(), read)
+    return commands.serve(read(look=True), read)
 
 
 def _check_config(*, file: Path | None = None) -> int:
-    settings = load(file)
-    print(f"good: {len(settings.backends)} backend(s), {len(settings.keys)} API key(s)")
+    settings = load(file, look=True)
+    put(f"good: {len(settings.backends)} backend(s), {len(settings.keys)} API key(s)")
     return 0
 
 
 def _new_key() -> int:
     key, key_hash = new_key()
-    print(f'key:  {key}\nhash = "{key_hash}"')
+    put(f'key:  {key}\nhash = "{key_hash}"')
     return 0
 
 
@@ -90,7 +99,7 @@ def _demo(
 
 def _fetch_model() -> int:
     try:
-        print(fetch_model(_say))
+        put(str(fetch_model(_say)))
     except EngineError as error:
         return _fail(str(error))
     return 0

@@ -15,12 +15,13 @@ import trio
 
 from .app import create_app
 from .configuration import CONFIG, ConfigurationError, load
-from .engine import EngineError, fetch_model, find_model
+from .engine import DEMO_MODEL, EngineError, fetch_model, find_model
 from .launcher import LaunchError, launch, run_server
 from .options import BACKEND
+from .output import put
 from .problems import ProblemError, bad_gateway, upstream_error
 from .settings import BackendSettings
-from .supervision import DEMO_MODEL, Patience, log as supervision_log
+from .supervision import Patience, log as supervision_log
 from .tools import ToolLoadError
 from .upstream import Upstream
 from .wire.chat import Chat
@@ -126,7 +127,7 @@ async def _demo(prompt: str | None, model: Path | None, flags: Mapping[str, str]
             while not condition.serves:
                 await condition.changed()
             if prompt is None:
-                print(f"try: {_curl(url)}\nsee: {url}/admission", flush=True)
+                put(f"try: {_curl(url)}\nsee: {url}/admission")
             else:
                 await _ask(url, prompt)
                 nursery.cancel_scope.cancel()
@@ -172,10 +173,10 @@ async def _ask(url: str, prompt: str) -> None:
             raise ProblemError(upstream_error(whole.status, whole.body))
         async for data in answer:
             for event in split_events(exchange.relay(data)):
-                print(_text(read_fields(event).get(b"data", b"")), end="", flush=True)
+                put(_text(read_fields(event).get(b"data", b"")), end="")
     if not exchange.finished or exchange.failure:
         raise ProblemError(exchange.failure or bad_gateway())
-    print()
+    put("")
 
 
 def _text(data: bytes) -> str:

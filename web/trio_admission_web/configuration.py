@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import tomllib
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
@@ -25,7 +24,10 @@ from .settings import (
     BackendSettings,
     Settings,
     contradictions,
+    contradictions_of_keys,
 )
+from .suggestions import suggest
+from .surroundings import absent_of_backend, absent_of_gateway
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -56,6 +58,7 @@ def load(
     *,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
+    look: bool = False,
 ) -> Settings:
     """Read the whole configuration, once.
 
@@ -63,6 +66,8 @@ def load(
         file: A TOML file; None = the one that ``TRIO_ADMISSION_CONFIG`` names, if it names one.
         environ: Default: `os.environ`. Blank values count as absent.
         flags: The text of each flag that was given, under `Option.argument`.
+        look: Whether to see, too, that what it names is there: files, programs, models and tools, whose
+            modules are imported. A start needs all that; keys and limits can be read again without.
 
     Raises:
         ConfigurationError: Something is wrong; everything that is.
@@ -75,6 +80,8 @@ def load(
         reading.read_file(file)
     reading.read_environment(env)
     reading.read_flags(flags or {})
+    if look:
+        reading.look()
     return reading.settings()
 
 
@@ -88,6 +95,7 @@ class _Reading:
         self._backends: dict[str, dict[str, Any]] = {}
         self._keys: dict[str, dict[str, Any]] = {}
         self._places: dict[tuple[str, ...], str] = {}
+        self._wrong: set[tuple[str, ...]] = set()
 
     def read_file(self, file: Path) -> None:
         try:
@@ -112,7 +120,7 @@ class _Reading:
                     self._take_text(option, text, option.in_environment, values)
         for name in env:
             if name.startswith(PREFIX) and name not in known and not name.startswith(_NOT_OURS):
-                self._mistakes.append(f"{name} is no variable of the gateway{_suggest(name, known)}")
+                self._mistakes.append(f"{name} is no variable of the gateway{suggest(name, known)}")
 
     def read_flags(self, flags: Mapping[str, str]) -> None:
         self._change_kind(lambda option: option.argument in flags)
@@ -121,9 +129,17 @@ class _Reading:
                 if option.argument in flags:
                     self._take_text(option, flags[option.argument], option.flag, values)
 
+    def look(self) -> None:
+        """Look for what the values name."""
+        for name, reason in absent_of_gateway(self._gateway):
+            self._mistakes.append(f"{self._places.get((name,), name)}: {reason}")
+        for backend, said in self._backends.items():
+            for name, reason in absent_of_backend(said):
+                self._mistakes.append(f"{self._place_of(backend, name)}: {reason}")
+
     def settings(self) -> Settings:
         """Return the whole, or raise `ConfigurationError`."""
-        backends = {name: said for name, said in self._backends.items() if said or name != DEFAULT}
+        backends = {name: said for name, said in self._backends.items() if self._is_meant(name)}
         if not (backends or self._mistakes):
             self._mistakes.append(
                 "no backend is configured: give the address of a llama-server"
@@ -131,10 +147,9 @@ class _Reading:
             )
         for name, said in backends.items():
             self._check_backend(name, said)
-        for name, said in self._keys.items():
-            if "hash" not in said:
-                self._mistakes.append(f"{self._places['keys', name]}: hash is missing")
-        self._refuse_the_same_key_twice()
+        said_of_backends = [said for name, said in self._backends.items() if said or name != DEFAULT]
+        for path, reason in contradictions_of_keys(self._keys, said_of_backends):
+            self._mistakes.append(f"{self._places['keys', *path]}{reason}")
         host = self._gateway.get("host", "127.0.0.1")
         if not (self._keys or self._gateway.get("insecure") or is_loopback(host)):
             self._mistakes.append(f"{self._places['host',]} {EXPOSED}")
@@ -196,7 +211,7 @@ class _Reading:
             if name in known:
                 self._take(known[name], value, place, values, path)
             else:
-                self._mistakes.append(f"{place} is not a setting{_suggest(name, {*known, *also})}")
+                self._mistakes.append(f"{place} is not a setting{suggest(name, {*known, *also})}")
 
     def _read_pool_variable(self, option: Option, env: Mapping[str, str]) -> None:
         # Their fallback names and their leniency are the library's: see `AdmissionConfig.from_env`.
@@ -221,6 +236,7 @@ class _Reading:
         self._places[*path, option.name] = place
         if not option.kind.fits(value):
             self._mistakes.append(f"{place} {option.kind.complaint(value)}")
+            self._wrong.add((*path, option.name))
             values.setdefault(option.name, option.default)  # said, if wrongly: it is not missing too
             return
         if isinstance(value, list):
@@ -233,25 +249,24 @@ class _Reading:
             for kind in KINDS:
                 self._backends.get(DEFAULT, {}).pop(kind, None)
 
+    def _is_meant(self, name: str) -> bool:
+        """Whether there is to be a backend of this name; one wrong variable alone makes none."""
+        if name != DEFAULT or ("backends", name) in self._places:
+            return True
+        return any((setting,) not in self._wrong for setting in self._backends[name])
+
+    def _place_of(self, backend: str, setting: str) -> str:
+        """Return where a backend's setting was said last."""
+        outside = self._places.get((setting,)) if backend == DEFAULT else None
+        return outside or self._places["backends", backend, setting]
+
     def _check_backend(self, name: str, said: Mapping[str, Any]) -> None:
         if not set(KINDS).intersection(said):
             place = self._places.get(("backends", name), f"[backends.{name}]")
             hint = " (--upstream, --command or --gguf)" if name == DEFAULT else ""
             self._mistakes.append(f"{place}: url {NO_KIND}{hint}")
         for setting, reason in contradictions(said, said.get("kv_cache")):
-            in_file = self._places.get(("backends", name, setting))
-            outside = self._places.get((setting,)) if name == DEFAULT else None
-            self._mistakes.append(f"{outside or in_file} {reason}")
-
-    def _refuse_the_same_key_twice(self) -> None:
-        seen: dict[str, str] = {}
-        for name, said in self._keys.items():
-            digest = said.get("hash")
-            if digest is not None and digest in seen:
-                place = self._places["keys", name, "hash"]
-                self._mistakes.append(f"{place} must not be that of another key, {seen[digest]!r}")
-            elif digest is not None:
-                seen[digest] = name
+            self._mistakes.append(f"{self._place_of(name, setting)} {reason}")
 
 
 def _api_key(name: str, *, models: Iterable[str] | None = None, **said: Any) -> ApiKey:
@@ -260,8 +275,3 @@ def _api_key(name: str, *, models: Iterable[str] | None = None, **said: Any) -> 
 
 def _is_tables(value: object) -> TypeGuard[dict[str, dict[str, Any]]]:
     return isinstance(value, dict) and all(isinstance(each, dict) for each in value.values())
-
-
-def _suggest(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -14,6 +14,7 @@ from hypercorn.config import Config
 from hypercorn.trio import serve
 
 from .listening import BACKLOG, Door, listen_at_address, listening_at_path, take_inherited
+from .output import put
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -107,7 +108,7 @@ async def run_server(
             nursery.start_soon(obey_signals)
             urls += await nursery.start(serve_and_finish)
             for url in urls:
-                print(f"listening on {url}", flush=True)
+                put(f"listening on {url}")
             task_status.started(urls)
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from trio_admission import AdmissionConfig
 
 from .options import BACKEND, GATEWAY, is_loopback
+from .suggestions import suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from .keys import ApiKey
     from .options import Option
@@ -154,6 +155,31 @@ def contradictions(said: Collection[str], kv_cache: str | None) -> Iterator[tupl
         yield "api_key", "is for url; the gateway makes a key for a server that it starts"
     if "context_per_slot" in said and "gguf" not in said:
         yield "context_per_slot", "is for gguf"
+
+
+def contradictions_of_keys(
+    keys: Mapping[str, Mapping[str, Any]], backends: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Do the same for API keys: yield a key's name, or that and a setting's, and the rest of a sentence.
+
+    Args:
+        keys: What is said of each, by its name.
+        backends: What is said of each.
+    """
+    served = {name for said in backends for name in (*said.get("models", ()), *said.get("aliases", ()))}
+    is_bound = bool(backends) and all(said.get("models") for said in backends)  # else one serves every name
+    seen: dict[str, str] = {}
+    for key, said in keys.items():
+        digest = said.get("hash")
+        if "hash" not in said:
+            yield (key,), ": hash is missing"
+        elif digest in seen:
+            yield (key, "hash"), f" must not be that of another key, {seen[digest]!r}"
+        elif digest is not None:
+            seen[digest] = key
+        for model in (said.get("models") or ()) if is_bound else ():
+            if model not in served:
+                yield (key, "models"), f": no backend serves {model}{suggest(model, served)}"
 
 
 def _makes_isolated_slots(command: Sequence[str]) -> bool:

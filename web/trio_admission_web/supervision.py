@@ -7,21 +7,26 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from shutil import which
 from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
-from .engine import EngineConfig, EngineError, find_model, require_engine, run_command, run_engine
+from .engine import (
+    DEMO_MODEL,
+    EngineConfig,
+    EngineError,
+    find_gguf,
+    require_engine,
+    require_program,
+    run_command,
+    run_engine,
+)
 
 if TYPE_CHECKING:
     from .engine import Engine
     from .settings import BackendSettings
 
 log: Final = logging.getLogger(__name__)
-
-DEMO_MODEL: Final = "default"
-"""What ``gguf`` says for the demo's model."""
 
 
 Start = Callable[..., Awaitable[None]]
@@ -147,23 +152,21 @@ def starter(
     if progress is None:
         progress = partial(log.info, "backend %s: %s", settings.name)
     if settings.command is not None:
-        if which(settings.command[0]) is None:
-            raise EngineError(f"there is no program {settings.command[0]} to run")
+        require_program(settings.command)
         return partial(run_command, settings.command, progress=progress)
     if settings.gguf is None:
         return None
     require_engine()
-    own = settings.gguf == DEMO_MODEL
     said: dict[str, Any] = {
         "slots": settings.slots,
         "context_per_slot": settings.context_per_slot,
         "slot_save_path": slot_files if settings.slot_save_path is None else Path(settings.slot_save_path),
         # It is so small that it gains little from a second thread, while threads that wait for each other
         # make it crawl on a busy machine.
-        "threads": 1 if own else None,
+        "threads": 1 if settings.gguf == DEMO_MODEL else None,
     }
     config = EngineConfig(
-        model=find_model(None if own else Path(settings.gguf)),
+        model=find_gguf(settings.gguf),
         **{name: value for name, value in said.items() if value is not None},
     )
     return partial(run_engine, config, progress=progress)

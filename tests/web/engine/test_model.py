@@ -107,7 +107,7 @@ def publish(index: Path, content: bytes = CONTENT) -> None:
 
 def test_a_path_is_taken_as_it_is_with_the_template_in_the_file(tmp_path: Path) -> None:
     mine = tmp_path / "mine.Q8_0.gguf"
-    mine.touch()
+    mine.write_bytes(CONTENT)
     assert find_model(mine, weights=TINY) == Model("mine.Q8_0", mine, chat_template=None)
 
 

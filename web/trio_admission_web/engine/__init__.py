@@ -10,10 +10,16 @@ from __future__ import annotations
 
 from ._errors import EngineError as EngineError
 from ._process import Engine as Engine
-from .command import run_command as run_command
+from .command import require_program as require_program, run_command as run_command
 from .embedded import (
     EngineConfig as EngineConfig,
     require_engine as require_engine,
     run_engine as run_engine,
 )
-from .model import Model as Model, fetch_model as fetch_model, find_model as find_model
+from .model import (
+    DEMO_MODEL as DEMO_MODEL,
+    Model as Model,
+    fetch_model as fetch_model,
+    find_gguf as find_gguf,
+    find_model as find_model,
+)

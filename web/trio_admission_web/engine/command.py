@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Final
 
 import trio
 
+from ._errors import EngineError
 from ._process import Engine, run_process
 
 if TYPE_CHECKING:
@@ -28,6 +30,16 @@ _READY: Final = b"HTTP/1.1 200 "
 
 
 def _ignore(_line: str) -> None: ...
+
+
+def require_program(command: Sequence[str]) -> None:
+    """See that the program of a command line is there.
+
+    Raises:
+        EngineError: It is not.
+    """
+    if which(command[0]) is None:
+        raise EngineError(f"there is no program {command[0]} to run")
 
 
 async def run_command(

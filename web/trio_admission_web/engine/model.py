@@ -11,12 +11,17 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from ._errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+DEMO_MODEL: Final = "default"
+"""What `find_gguf` takes for the demo's model."""
+
+_MAGIC: Final = b"GGUF"
 
 
 @final
@@ -60,11 +65,12 @@ def find_model(path: Path | None = None, *, weights: Weights = SMOLLM2) -> Model
     """Return the model at `path`, else the default one from its installed package or from the user's cache.
 
     Raises:
-        EngineError: there is none; the text says how to get it.
+        EngineError: there is none, and the text says how to get it; or the file at `path` is no model.
     """
     if path is not None:
         if not path.is_file():
             raise EngineError(f"there is no model file {path}")
+        _check_magic(path)
         return Model(path.stem, path)
     for place in _places(weights):
         if place.is_file():
@@ -73,6 +79,11 @@ def find_model(path: Path | None = None, *, weights: Weights = SMOLLM2) -> Model
         f"there is no model to run: `trio-admission fetch-model` gets {weights.name} "
         f"({weights.size / 1e6:.0f} MB), and `--model PATH` takes any GGUF file"
     )
+
+
+def find_gguf(said: str) -> Model:
+    """Return the model that the setting ``gguf`` names: a path, or `DEMO_MODEL`. See `find_model`."""
+    return find_model(None if said == DEMO_MODEL else Path(said))
 
 
 def fetch_model(progress: Callable[[str], None], *, weights: Weights = SMOLLM2) -> Path:
@@ -113,6 +124,16 @@ def fetch_model(progress: Callable[[str], None], *, weights: Weights = SMOLLM2) 
             _remove(work)
         progress(f"{weights.name} is in {target}")
         return target
+
+
+def _check_magic(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(_MAGIC))
+    except OSError as error:
+        raise EngineError(f"the model file {path} cannot be read: {error.strerror}") from error
+    if begins != _MAGIC:
+        raise EngineError(f"{path} is no model: it does not begin with {_MAGIC.decode()}")
 
 
 def _places(weights: Weights) -> Iterator[Path]:

@@ -51,6 +51,21 @@ def load_servers(places: Iterable[str]) -> list[McpServer]:
     return [_server(place) for place in places if place.startswith(_SERVER)]
 
 
+def complaints_of_tools(places: Iterable[str]) -> list[str]:
+    """Load all tools as for a gateway, but run no MCP server; return what is wrong, each as one sentence.
+
+    Args:
+        places: As for `load_tools` and `load_servers`.
+    """
+    found = []
+    for place in (*(point.value for point in entry_points(group=GROUP)), *places):
+        try:
+            _server(place) if place.startswith(_SERVER) else _load(place)
+        except ToolLoadError as error:
+            found.append(str(error))
+    return found
+
+
 def _load(place: str) -> Tool:
     module, _, attribute = place.partition(":")
     try:

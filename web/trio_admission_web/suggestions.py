@@ -1,0 +1,38 @@
+"""What somebody may have meant who wrote a name that means nothing."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final
+
+from .options import BACKEND, GATEWAY, POOL, PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from .options import Option
+
+
+def suggest(name: str, known: Collection[str]) -> str:
+    """Return the end of a sentence about a name, empty if none of those that are known is meant.
+
+    Some settings have one name in the file, another as a flag, and a third as a variable: who writes one of
+    them where another belongs means that one, however much else looks alike.
+    """
+    meant = _ELSEWHERE.get(name)
+    close = [meant] if meant in known else get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _elsewhere() -> Iterator[tuple[str, str]]:
+    for option in (*GATEWAY, *POOL, *BACKEND):
+        for name in _names(option):
+            yield name, option.name
+            yield PREFIX + name.upper(), option.in_environment
+
+
+def _names(option: Option) -> tuple[str, ...]:
+    return option.name, option.argument, option.in_environment.removeprefix(PREFIX).lower()
+
+
+_ELSEWHERE: Final = dict(_elsewhere())
