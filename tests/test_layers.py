@@ -88,6 +88,14 @@ def test_the_map_for_contributors_is_the_same() -> None:
     assert names == [name for name in HOUSE if name not in {"__init__", "testing"}]
 
 
+def test_the_map_of_the_gateway_is_complete() -> None:
+    text = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    house = text.partition("web/trio_admission_web/ ")[2].partition("\n\n")[0]
+    named = [word.rstrip("/") for line in house.splitlines()[1:] for word in line[4:28].split()]
+    there = {path.relative_to(GATEWAY).parts[0].removesuffix(".py") for path in modules(GATEWAY)}
+    assert sorted(named) == sorted(there - {"__init__", "__main__"})
+
+
 @pytest.mark.parametrize("path", modules(LIBRARY), ids=dotted)
 def test_a_module_of_the_library_knows_only_what_is_below_it(path: Path) -> None:
     part = path.relative_to(LIBRARY).parts[0].removesuffix(".py")
