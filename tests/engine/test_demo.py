@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -15,6 +16,9 @@ from tests.support.gateway import CHAT, chat
 from tests.support.processes import children, is_gone
 from tests.support.raw_client import RawClient, data_of
 from tests.support.serving import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
@@ -94,3 +98,15 @@ async def test_an_engine_that_does_not_come_up_ends_it_with_the_reason() -> None
     assert len(told) == 1
     assert "(exit status -9)" in told[0]
     assert command.said.count(b"exit status") == 1
+
+
+async def test_a_gateway_that_is_killed_leaves_no_saved_slots_behind(tmp_path: Path) -> None:
+    async with running(*DEMO, TMPDIR=str(tmp_path)) as command:
+        await until(lambda: b"ready in" in command.said, seconds=20)
+        [engine] = children(command.process.pid)
+        [name] = os.listdir(tmp_path)
+        saved = tmp_path / name
+        (saved / "slot.bin").write_bytes(b"what was said")
+        command.process.kill()
+    await until(lambda: is_gone(engine), seconds=20)
+    assert not saved.exists()

@@ -36,4 +36,6 @@ def put(text: str, end: str = "\n") -> None:
         # What is left in the buffer would be tried again, and complained of, when Python ends.
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        raise OutputError(error.strerror or str(error), is_closed=isinstance(error, BrokenPipeError)) from error
+        raise OutputError(
+            error.strerror or str(error), is_closed=isinstance(error, BrokenPipeError)
+        ) from error

@@ -144,6 +144,7 @@ def starter(
     Args:
         settings: The backend's.
         slot_files: The directory for the saved slots of an embedded engine, unless the settings say another.
+            It is the gateway's own: if this is killed, the engine removes it.
         progress: Gets a line for each step of each start; None = they are logged.
 
     Raises:
@@ -161,6 +162,7 @@ def starter(
         "slots": settings.slots,
         "context_per_slot": settings.context_per_slot,
         "slot_save_path": slot_files if settings.slot_save_path is None else Path(settings.slot_save_path),
+        "forgets_slots": settings.slot_save_path is None,
         # It is so small that it gains little from a second thread, while threads that wait for each other
         # make it crawl on a busy machine.
         "threads": 1 if settings.gguf == DEMO_MODEL else None,

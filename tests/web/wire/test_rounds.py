@@ -10,7 +10,7 @@ import pytest
 from trio_admission_web.problems import ProblemError
 from trio_admission_web.wire.chat_rounds import ChatRounds
 from trio_admission_web.wire.message_rounds import MessageRounds
-from trio_admission_web.wire.offer import Function, Offer, read_offer
+from trio_admission_web.wire.offer import Function, Offer, for_upstream, read_offer
 from trio_admission_web.wire.rounds import MAX_ROUNDS
 from trio_admission_web.wire.splice import extend
 
@@ -291,7 +291,7 @@ def test_a_notice_in_a_message_is_a_ping() -> None:
 @pytest.mark.parametrize(
     ("said", "param"),
     [
-        (None, "admission"),
+        ("x", "admission"),
         ({}, "admission.tools"),
         ({"tools": []}, "admission.tools"),
         ({"tools": [1]}, "admission.tools"),
@@ -308,7 +308,11 @@ def test_a_malformed_offer_is_refused(said: object, param: str) -> None:
 
 def test_an_offer_is_read_where_there_is_one() -> None:
     assert read_offer(dump({"admission": {"tools": ["a", "b", "a"]}})) == Offer(("a", "b"), "auto")
+    assert read_offer(dump({"admission": {"tools": ["a"], "approval": None}})) == Offer(("a",), "auto")
+    assert read_offer(dump({"admission": {"tools": None, "conversation": "c"}})) == Offer()
+    assert read_offer(dump({"admission": None})) is None
     assert read_offer(b"no json") is None
+    assert for_upstream(b'{"a":1, "admission":null}', {"a": 1, "admission": None}) == b'{"a":1}'
     assert read_offer(dump({"messages": [{"admission": 1}]})) is None
 
 

@@ -5,7 +5,8 @@ its destructor waits for ever while a request is open.
 
 It loads the model that its one JSON argument describes, writes one JSON line with its address, and serves
 until its standard input ends, which also happens when its parent is killed. It handles no signal: SIGTERM
-ends it at once, even while it loads, and there is nothing in it to save.
+ends it at once, even while it loads, and there is nothing in it to save. But when its standard input ends,
+nobody else is left to remove what was saved of its slots.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import xllamacpp  # type: ignore[import-untyped]
@@ -50,12 +52,15 @@ def main() -> None:
     """Serve until standard input ends."""
     ready = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever C++ prints must not be taken for the address
+    options = json.loads(sys.argv[1])
     try:
-        server = xllamacpp.Server(_params(json.loads(sys.argv[1])))
+        server = xllamacpp.Server(_params(options))
     except RuntimeError as error:
         sys.exit(str(error))  # the reason stands above it, in the log
     print(json.dumps({"url": server.listening_address}), file=ready, flush=True)
     sys.stdin.buffer.read()
+    if options["forgets_slots"]:
+        rmtree(options["slot_save_path"], ignore_errors=True)
     os._exit(0)  # not the destructor: see above
 
 

@@ -45,6 +45,8 @@ class EngineConfig:
     """CPU threads that decode; None leaves it to llama.cpp, which takes the physical cores."""
     slot_save_path: Path | None = None
     """The directory of saved slots, made if missing; None means that slots cannot be saved."""
+    forgets_slots: bool = False
+    """Whether the engine removes that directory when this process has been killed."""
     port: int = 0
     """The port on 127.0.0.1; 0 takes a free one."""
 
@@ -129,6 +131,7 @@ def _options(config: EngineConfig) -> str:
         "kv_unified": config.kv_unified,
         "threads": config.threads,
         "slot_save_path": config.slot_save_path and str(config.slot_save_path),
+        "forgets_slots": config.slot_save_path is not None and config.forgets_slots,
         "port": config.port,
     })
 

@@ -37,7 +37,9 @@ class Function:
 
 
 def read_offer(raw: bytes) -> Offer | None:
-    """Return what a request's body says in `admission`, None if it has no such member.
+    """Return what a request's body says in `admission`, None if it does not say anything there.
+
+    Null means what it means in the other members: nothing is said.
 
     Raises:
         ProblemError: `invalid_request`, if it does not say it as it should, or the body is no object.
@@ -45,14 +47,15 @@ def read_offer(raw: bytes) -> Offer | None:
     if b'"admission"' not in raw:  # spares most bodies a second reading
         return None
     body = read_object(raw)
-    if "admission" not in body:
+    said = body.get("admission")
+    if said is None:
         return None
-    said = body["admission"]
     if not isinstance(said, dict):
         _refuse("'admission' must be an object.", "admission")
     for name in said:
         if name not in {"tools", "approval", "conversation"}:
             _refuse(f"'admission.{name[:100]}' is not known here.", f"admission.{name[:100]}")
+    said = {name: value for name, value in said.items() if value is not None}
     if read_conversation(body) is None and "conversation" in said:
         _refuse("'admission.conversation' must be text that is not empty.", "admission.conversation")
     if said.keys() == {"conversation"}:
