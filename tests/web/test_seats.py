@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -112,17 +113,23 @@ async def test_a_server_that_is_not_known_to_have_isolated_slots_chooses_itself(
     assert not [each for each in server.requests if each.path.startswith("/slots")]
 
 
-async def test_nobody_is_pinned_beside_one_that_the_server_has_seated(autojump_clock: MockClock) -> None:
-    server = FakeLlamaServer(total_slots=3, words=10, interval=1.0)
-    async with gateway(server, **ISOLATED) as app:
+async def test_nobody_is_pinned_while_the_server_is_about_to_seat_somebody(autojump_clock: MockClock) -> None:
+    async def slowly(request: Request) -> Reply | None:
+        if "messages" in request.path:
+            await trio.sleep(3)
+        return None
+
+    server = FakeLlamaServer(total_slots=3, words=10, interval=1.0, reply=slowly)
+    async with gateway(server, **ISOLATED) as app, trio.open_nursery() as nursery:
         await Talk(app, "ox").turn()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(message(app))
-            await wait_all_tasks_blocked()
-            await Talk(app, "elk").turn()
+        nursery.start_soon(message(app))
+        await wait_all_tasks_blocked()
+        nursery.start_soon(Talk(app, "elk").turn)
+        await trio.sleep(5)
         await Talk(app, "hen").turn()
-    assert [pin is None for pin in pins(server)] == [False, True, True, False]
+    assert [pin is None for pin in pins(server)][:3] == [False, True, True]
     assert not any(each.corrupted for each in server.generations)
+    assert len([each for each in server.requests if each.path == "/slots"]) == 2
 
 
 async def test_one_that_the_server_seats_waits_for_those_who_are_on_their_way_to_a_slot(
@@ -452,3 +459,36 @@ async def test_a_file_outlives_the_server(autojump_clock: MockClock, disk: Disk)
         await trio.sleep(20)
         assert (await talk.bring())["cache_n"] >= left["prompt_n"]
     assert disk.actions == ["save 0", "restore 0"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_comes_and_goes_nobody_is_spoilt(
+    autojump_clock: MockClock, disk: Disk, seed: int
+) -> None:
+    """With prefills that outlast the patience for a cancelled one, and requests that the server seats."""
+    chance = random.Random(seed)
+    server = disk.server(total_slots=3)
+    async with gateway(server, **disk.backend, resume_ttl=30.0) as app, trio.open_nursery() as nursery:
+
+        async def converse(number: int) -> None:
+            talk = Talk(app, f"ox{number}-", chance.choice([20, LONG]))
+            for _ in range(chance.randint(1, 4)):
+                await trio.sleep(chance.uniform(0, 30))
+                prefill = chance.choice([0.0, 0.0, 2.0, 45.0])
+                kind = chance.choice(["turn", "turn", "tool", "leave", "seated", "two"])
+                tools = (ToolCall("look_up", ("{}",)),) if kind == "tool" else ()
+                server.script(Script(prefill=prefill, tool_calls=tools))
+                if kind == "leave":
+                    body = {"messages": talk.messages}
+                    await call(app, CHAT, body, leave_after=chance.uniform(0, 20))
+                elif kind == "seated":
+                    await message(app)()
+                else:
+                    await talk.turn(tools=TOOLS, n=2 if kind == "two" else 1)
+
+        for number in range(25):
+            nursery.start_soon(converse, number)
+    assert len(server.generations) > 40
+    assert len({pin is None for pin in pins(server)}) == 2
+    assert not any(each.corrupted for each in server.generations)
+    assert not disk.files

@@ -56,9 +56,10 @@ class Placement:
     def __init__(self) -> None:
         self._memories: list[Memory] = []  # those that are somewhere
         self._clock = count(1)
-        self._seen_idle: set[int] = set()  # and left idle since, by those of ours who were in them
-        self._taken: set[int] = set()
-        self._unpinned = 0
+        self._seen_idle: set[int] = set()  # and nobody has been in them since but who has named them
+        self._taken: set[int] = set()  # by requests that have named them
+        self._in_the_air: set[int] = set()  # requests that the server has not seated yet
+        self._has_strays = False  # some of them have been given up, and may still be seated
         self._doubts = 0
 
     # ---- conversations
@@ -144,16 +145,14 @@ class Placement:
         """Return what a slot remembers, as far as is known."""
         return next((each for each in self._memories if each.slot == slot), None)
 
-    def is_seen_idle(self, slot: int) -> bool:
-        """Whether the server has been seen idle there, and nothing has happened since that casts a doubt."""
-        return slot in self._seen_idle
+    @property
+    def may_look(self) -> bool:
+        """Whether it helps to ask the server which slots are idle: not while it is about to seat somebody."""
+        return not self._in_the_air
 
     def may_pin(self, slot: int, size: int) -> bool:
-        """Whether a request whose lease has this slot may name it to the server.
-
-        Not beside a request that does not: the server has put that one where it likes.
-        """
-        return slot < size and slot in self._seen_idle and not self._unpinned
+        """Whether a request whose lease has this slot may name it to the server."""
+        return slot < size and slot in self._seen_idle and not self._in_the_air and not self._has_strays
 
     def pin(self, slot: int) -> None:
         """Take note that a request is sent to this slot; see `unpin`."""
@@ -188,19 +187,29 @@ class Placement:
         memory.key = key
         memory.tokens = tokens
 
-    def send_unpinned(self) -> None:
-        """Take note that the server chooses the slot of a request itself; see `end_unpinned`."""
-        self._unpinned += 1
+    def send_seated(self) -> int:
+        """Take note that a request is sent whose slot the server chooses; return a number for it."""
+        number = next(self._clock)
+        self._in_the_air.add(number)
         for each in self._memories:
             if each.slot not in self._taken:
                 each.tokens = 0
+        return number
 
-    def end_unpinned(self, *, is_idle: bool) -> None:
-        """Take note that such a request is over, and whether the server has certainly ended it."""
-        self._unpinned -= 1
-        if not is_idle:
-            self._seen_idle &= self._taken
-            self._doubts += 1
+    def land_seated(self, number: int) -> None:
+        """Take note that the server has put such a request into a slot."""
+        if number in self._in_the_air:
+            self._in_the_air.remove(number)
+            self._doubt()
+
+    def end_seated(self, number: int) -> None:
+        """Take note that such a request is over, one way or another.
+
+        If it has not landed, the server may still have it in its line, for the next slot that is free.
+        """
+        if number in self._in_the_air:
+            self._has_strays = True
+            self.land_seated(number)
 
     @property
     def doubts(self) -> int:
@@ -215,7 +224,9 @@ class Placement:
             doubts: What `doubts` was before the server was asked. If it is another by now, the answer is old.
         """
         if doubts == self._doubts:
-            self._seen_idle.update(slots)
+            idle = set(slots)
+            self._seen_idle = self._seen_idle & self._taken | idle
+            self._has_strays = self._has_strays and not idle  # or it would have taken one of these
 
     def forget(self) -> None:
         """Take note that the server may have been started again: its slots remember nothing, files stay."""
@@ -224,6 +235,10 @@ class Placement:
         self._seen_idle.clear()
         self._doubts += 1
         self._sweep()
+
+    def _doubt(self) -> None:
+        self._seen_idle &= self._taken
+        self._doubts += 1
 
     def _sweep(self) -> None:
         self._memories = [each for each in self._memories if each.slot is not None or each.file is not None]

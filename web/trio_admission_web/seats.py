@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 import trio
@@ -16,7 +17,7 @@ from .probing import idle_slots
 from .slot_files import SlotFiles
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from trio_admission import ResumeTicket, SlotPool
@@ -112,7 +113,7 @@ class Seats:
 
         Blocks for 2 s at most, while the server is asked whether it is idle there if that is in doubt.
         """
-        if not self._books.is_seen_idle(slot):
+        if self._books.may_look and not self._books.may_pin(slot, self.size):
             doubts = self._books.doubts
             idle = await idle_slots(self._upstream)
             self._books.see_idle(idle or (), doubts)
@@ -152,20 +153,19 @@ class Seats:
             self._landed = trio.Event()
 
     @asynccontextmanager
-    async def unpinned(self) -> AsyncIterator[None]:
+    async def seated(self) -> AsyncIterator[Callable[[], None]]:
         """Keep the books while a request is under way that the server seats.
 
-        Entering blocks until all who have named their slots are in them, or the server might choose one.
+        Entering blocks until all who have named their slots are in them, or the server might choose one. The
+        block gets what to call when the server has seated it.
         """
-        self._books.send_unpinned()
-        is_idle = False
+        number = self._books.send_seated()
         try:
             while self._in_the_air:
                 await self._landed.wait()
-            yield
-            is_idle = True
+            yield partial(self._books.land_seated, number)
         finally:
-            self._books.end_unpinned(is_idle=is_idle)
+            self._books.end_seated(number)
 
     def learn(self, memory: Memory, key: Key | None, account: Account | None, restored: int) -> None:
         """Take note of what a request that named its slot has left there.
@@ -224,6 +224,7 @@ class Seat:
         self._memory = memory
         self._key = key
         self._is_placed = seats.are_placed and exchange.can_be_pinned
+        self._land: Callable[[], None] = _nothing
 
     @property
     def preferred(self) -> int | None:
@@ -245,18 +246,22 @@ class Seat:
             yield exchange.upstream_body
         elif self._is_placed and slot is not None and await seats.may_pin(slot):
             async with seats.pinned(self._memory, self._key, slot) as restored:
+                self._land = partial(seats.land, self._memory)
                 before = exchange.account
                 yield exchange.pinned(slot)
                 account = None if exchange.account is before else exchange.account
                 seats.learn(self._memory, self._key, account, restored)
         else:
-            async with seats.unpinned():
+            async with seats.seated() as self._land:
                 yield exchange.upstream_body
 
     def launched(self) -> None:
         """Take note that the server has begun to answer, so it has put the request into its slot."""
-        self._seats.land(self._memory)
+        self._land()
 
     def await_follow_up(self, ticket: ResumeTicket) -> None:
         """Take note that the conversation's next request has that ticket."""
         self._seats.await_follow_up(self._memory, ticket)
+
+
+def _nothing() -> None: ...
