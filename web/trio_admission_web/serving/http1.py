@@ -1,5 +1,8 @@
 """HTTP/1 of Hypercorn, whose reader never stops reading and which never becomes another protocol.
 
+h11 believes `Transfer-Encoding` where `Content-Length` stands beside it. Whoever is in front of us may believe
+the other, so that a part of the body is a request to one of us; it is refused.
+
 Hypercorn 0.18 stops reading when a client sends ahead of its answer: it then sees no disconnect, and the
 socket and the task stay for ever. And an `Upgrade` to websocket or h2c with the wrong bytes behind it makes
 it fail.
@@ -37,6 +40,10 @@ class PlainConnection(h11.Connection):
         if isinstance(event, h11.Request):
             if not event.http_version.startswith(b"1."):  # such as the preface of HTTP/2
                 raise h11.RemoteProtocolError("not HTTP/1", error_status_hint=505)
+            if _has(event, b"transfer-encoding") and (  # RFC 9112, 6.1
+                _has(event, b"content-length") or event.http_version == b"1.0"
+            ):
+                raise h11.RemoteProtocolError("ambiguous framing", error_status_hint=400)
             if _has(event, b"upgrade"):
                 return h11.Request(
                     method=event.method,
