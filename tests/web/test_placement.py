@@ -178,12 +178,22 @@ def test_files_are_kept_as_long_as_somebody_comes_back() -> None:
     assert books.placement.unwanted_files(11) == []
 
 
-@pytest.mark.parametrize("slot", [0, SIZE])
-def test_no_slot_may_be_named_before_it_was_seen_idle_nor_one_that_is_not_used(slot: int) -> None:
+def test_no_slot_may_be_named_before_it_was_seen_idle_nor_one_that_is_not_used() -> None:
     placement = Placement()
-    assert not placement.may_pin(slot, SIZE)
-    placement.see_idle(range(SIZE + 1), placement.doubts)
-    assert placement.may_pin(slot, SIZE) == (slot < SIZE)
+    assert placement.choose(Memory(), 0, SIZE, 0) is None
+    placement.see_idle({SIZE}, placement.doubts)
+    assert placement.choose(Memory(), SIZE, SIZE, 0) is None
+
+
+def test_the_slot_of_the_lease_is_named_if_it_is_idle_else_the_best_of_the_others() -> None:
+    books = Books()
+    own = books.turn("ab", 1)
+    books.turn("x", 2)
+    books.placement.see_idle({0, 1, 2}, books.placement.doubts)
+    assert books.placement.choose(own, 2, SIZE, 0) == 2
+    books.placement.pin(2)
+    assert books.placement.choose(own, 2, SIZE, 0) == 1
+    assert books.placement.choose(Memory(), 2, SIZE, 0) == 0
 
 
 def test_an_old_look_does_not_count() -> None:
@@ -191,7 +201,7 @@ def test_an_old_look_does_not_count() -> None:
     before = placement.doubts
     placement.unpin(0, is_idle=False)
     placement.see_idle({0}, before)
-    assert not placement.may_pin(0, SIZE)
+    assert placement.choose(Memory(), 0, SIZE, 0) is None
 
 
 @dataclass(eq=False)
@@ -237,12 +247,14 @@ class Server:
         lease = self.chance.choice(sorted(leases))
         if self.books.may_look and self.chance.random() < 0.7:
             self.books.see_idle(self.idle, self.books.doubts)
-        if self.books.may_pin(lease, SIZE) and self.chance.random() < 0.8:
-            assert lease in self.idle, "a pin to a busy slot"
+        memory = Memory()
+        place = self.books.choose(memory, lease, SIZE, 0.0)
+        if place is not None and self.chance.random() < 0.8:
+            assert place in self.idle, "a pin to a busy slot"
             self.pins += 1
-            self.books.pin(lease)
-            self.books.move(Memory(), None, lease)
-            self.sent.append(Sent(lease, lease))
+            self.books.pin(place)
+            self.books.move(memory, None, place)
+            self.sent.append(Sent(lease, place))
             return
         request = Sent(lease, None, self.books.send_seated(), has_landed=False)
         if self.idle:
@@ -270,7 +282,8 @@ class Server:
         if request.number is not None:
             self.books.end_seated(request.number)
         else:
-            self.books.unpin(request.lease, is_idle=is_complete)
+            assert request.place is not None
+            self.books.unpin(request.place, is_idle=is_complete)
         if is_complete:
             self.freed(request)
 

@@ -127,9 +127,8 @@ async def test_nobody_is_pinned_while_the_server_is_about_to_seat_somebody(autoj
         nursery.start_soon(Talk(app, "elk").turn)
         await trio.sleep(5)
         await Talk(app, "hen").turn()
-    assert [pin is None for pin in pins(server)][:3] == [False, True, True]
+    assert [pin is None for pin in pins(server)] == [False, True, True, False]
     assert not any(each.corrupted for each in server.generations)
-    assert len([each for each in server.requests if each.path == "/slots"]) == 2
 
 
 async def test_one_that_the_server_seats_waits_for_those_who_are_on_their_way_to_a_slot(

@@ -131,13 +131,25 @@ class Placement:
         has used, else the one whose last use is longest ago, and one that somebody comes back to only when
         there is no other. None = none is idle.
         """
-        idle = [slot for slot in range(size) if slot not in self._taken]
-        if memory.slot in idle:
-            return memory.slot
+        return self._best({*range(size)} - self._taken, memory, now)
 
-        def worth(slot: int) -> tuple[bool, int]:
+    def choose(self, memory: Memory, leased: int, size: int, now: float) -> int | None:
+        """Return the slot that a request may name to the server; None = it must not name any.
+
+        That is the one of its lease, unless somebody is there whom the server has seated: then it is another
+        one, since the server has as many slots as there may be leases.
+        """
+        if self._in_the_air or self._has_strays:
+            return None
+        idle = {slot for slot in self._seen_idle - self._taken if slot < size}
+        return leased if leased in idle else self._best(idle, memory, now)
+
+    def _best(self, idle: set[int], memory: Memory, now: float) -> int | None:
+        def worth(slot: int) -> tuple[bool, bool, int, int]:
             there = self.at(slot)
-            return (False, 0) if there is None else (there.is_wanted(now), there.used)
+            if there is None:
+                return (True, False, 0, slot)
+            return (there is not memory, there.is_wanted(now), there.used, slot)
 
         return min(idle, key=worth, default=None)
 
@@ -149,10 +161,6 @@ class Placement:
     def may_look(self) -> bool:
         """Whether it helps to ask the server which slots are idle: not while it is about to seat somebody."""
         return not self._in_the_air
-
-    def may_pin(self, slot: int, size: int) -> bool:
-        """Whether a request whose lease has this slot may name it to the server."""
-        return slot < size and slot in self._seen_idle and not self._in_the_air and not self._has_strays
 
     def pin(self, slot: int) -> None:
         """Take note that a request is sent to this slot; see `unpin`."""

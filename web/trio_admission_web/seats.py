@@ -108,12 +108,16 @@ class Seats:
         """Take note that the follow-up has that ticket."""
         self._books.await_follow_up(memory, ticket.token, ticket.expires_at)
 
-    async def may_pin(self, slot: int) -> bool:
-        """Whether a request may name this slot, which its lease has, to the server.
+    async def choose(self, memory: Memory, leased: int) -> int | None:
+        """Return the slot that a request may name to the server; None = it must not name any.
 
-        Blocks for 2 s at most, while the server is asked whether it is idle there if that is in doubt.
+        Blocks for 2 s at most, while the server is asked which slots are idle if that is in doubt.
+
+        Args:
+            memory: Of its conversation.
+            leased: The slot of its lease.
         """
-        if self._books.may_look and not self._books.may_pin(slot, self.size):
+        if self._books.may_look and self._chosen(memory, leased) != leased:
             doubts = self._books.doubts
             idle = await idle_slots(self._upstream)
             self._books.see_idle(idle or (), doubts)
@@ -122,7 +126,10 @@ class Seats:
             self._is_told = idle is not None
         else:
             await trio.lowlevel.checkpoint()
-        return self._books.may_pin(slot, self.size)
+        return self._chosen(memory, leased)
+
+    def _chosen(self, memory: Memory, leased: int) -> int | None:
+        return self._books.choose(memory, leased, self.size, trio.current_time())
 
     @asynccontextmanager
     async def pinned(self, memory: Memory, key: Key | None, slot: int) -> AsyncIterator[int]:
@@ -244,16 +251,20 @@ class Seat:
         seats, exchange = self._seats, self._exchange
         if not seats.are_placed:
             yield exchange.upstream_body
-        elif self._is_placed and slot is not None and await seats.may_pin(slot):
-            async with seats.pinned(self._memory, self._key, slot) as restored:
-                self._land = partial(seats.land, self._memory)
-                before = exchange.account
-                yield exchange.pinned(slot)
-                account = None if exchange.account is before else exchange.account
-                seats.learn(self._memory, self._key, account, restored)
-        else:
+            return
+        chosen = None
+        if self._is_placed and slot is not None:
+            chosen = await seats.choose(self._memory, slot)
+        if chosen is None:
             async with seats.seated() as self._land:
                 yield exchange.upstream_body
+            return
+        async with seats.pinned(self._memory, self._key, chosen) as restored:
+            self._land = partial(seats.land, self._memory)
+            before = exchange.account
+            yield exchange.pinned(chosen)
+            account = None if exchange.account is before else exchange.account
+            seats.learn(self._memory, self._key, account, restored)
 
     def launched(self) -> None:
         """Take note that the server has begun to answer, so it has put the request into its slot."""
