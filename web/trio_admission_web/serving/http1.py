@@ -1,7 +1,7 @@
 """HTTP/1 of Hypercorn, whose reader never stops reading and which never becomes another protocol.
 
-h11 believes `Transfer-Encoding` where `Content-Length` stands beside it. Who is in front may believe the other,
-so that a part of the body is a request to one of us; it is refused.
+h11 believes `Transfer-Encoding` where `Content-Length` stands beside it. Who is in front may believe the
+other, so that a part of the body is a request to one of us; it is refused.
 
 Hypercorn 0.18 stops reading when a client sends ahead of its answer: it then sees no disconnect, and the
 socket and the task stay for ever. And an `Upgrade` to websocket or h2c with the wrong bytes behind it makes
