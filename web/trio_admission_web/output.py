@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import final
 
 
@@ -25,17 +23,16 @@ class OutputError(Exception):
 
 
 def put(text: str, end: str = "\n") -> None:
-    """Write a text now. Blocks while a pipe is full.
+    """Write a text now, not when Python ends, which would be too late to say anything of a failure.
+
+    Blocks while a pipe is full.
 
     Raises:
-        OutputError: It cannot be written, and nor can anything after it.
+        OutputError: It cannot be written.
     """
     try:
         print(text, end=end, flush=True)
     except OSError as error:
-        # What is left in the buffer would be tried again, and complained of, when Python ends.
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise OutputError(
             error.strerror or str(error), is_closed=isinstance(error, BrokenPipeError)
         ) from error
