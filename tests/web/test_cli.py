@@ -170,7 +170,8 @@ def test_a_new_key_is_one_that_its_hash_knows(capsys: pytest.CaptureFixture[str]
 
 def new_key_to(stdout: int) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "trio_admission_web", "new-key"]
-    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, check=False)
+    environ = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, check=False, env=environ)
 
 
 def test_what_cannot_be_written_is_one_sentence() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import final
 
 
@@ -33,6 +35,9 @@ def put(text: str, end: str = "\n") -> None:
     try:
         print(text, end=end, flush=True)
     except OSError as error:
+        # Python keeps what it could not write, tries again when it ends, and complains.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise OutputError(
             error.strerror or str(error), is_closed=isinstance(error, BrokenPipeError)
         ) from error
