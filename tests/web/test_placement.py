@@ -185,15 +185,17 @@ def test_no_slot_may_be_named_before_it_was_seen_idle_nor_one_that_is_not_used()
     assert placement.choose(Memory(), SIZE, SIZE, 0) is None
 
 
-def test_the_slot_of_the_lease_is_named_if_it_is_idle_else_the_best_of_the_others() -> None:
+def test_its_own_slot_is_named_if_it_is_idle_else_that_of_the_lease_else_the_best_of_the_others() -> None:
     books = Books()
     own = books.turn("ab", 1)
     books.turn("x", 2)
     books.placement.see_idle({0, 1, 2}, books.placement.doubts)
+    assert books.placement.choose(Memory(), 2, SIZE, 0) == 2
+    assert books.placement.choose(own, 2, SIZE, 0) == 1
+    books.placement.pin(1)
     assert books.placement.choose(own, 2, SIZE, 0) == 2
     books.placement.pin(2)
-    assert books.placement.choose(own, 2, SIZE, 0) == 1
-    assert books.placement.choose(Memory(), 2, SIZE, 0) == 0
+    assert books.placement.choose(own, 2, SIZE, 0) == 0
 
 
 def test_an_old_look_does_not_count() -> None:
@@ -212,6 +214,7 @@ class Sent:
     place: int | None = None  # None: it stands in the server's own line
     number: int | None = None  # None: it has named its slot
     has_landed: bool = True
+    memory: Memory = field(default_factory=Memory)
 
 
 class Server:
@@ -247,14 +250,16 @@ class Server:
         lease = self.chance.choice(sorted(leases))
         if self.books.may_look and self.chance.random() < 0.7:
             self.books.see_idle(self.idle, self.books.doubts)
-        memory = Memory()
+        known = [each for each in self.books._memories if not each.is_expected]
+        memory = self.chance.choice([Memory(), *known])
         place = self.books.choose(memory, lease, SIZE, 0.0)
         if place is not None and self.chance.random() < 0.8:
             assert place in self.idle, "a pin to a busy slot"
             self.pins += 1
             self.books.pin(place)
             self.books.move(memory, None, place)
-            self.sent.append(Sent(lease, place))
+            memory.is_expected = True
+            self.sent.append(Sent(lease, place, memory=memory))
             return
         request = Sent(lease, None, self.books.send_seated(), has_landed=False)
         if self.idle:
@@ -284,6 +289,7 @@ class Server:
         else:
             assert request.place is not None
             self.books.unpin(request.place, is_idle=is_complete)
+            self.books.let_go(request.memory)
         if is_complete:
             self.freed(request)
 

@@ -136,13 +136,15 @@ class Placement:
     def choose(self, memory: Memory, leased: int, size: int, now: float) -> int | None:
         """Return the slot that a request may name to the server; None = it must not name any.
 
-        That is the one of its lease, unless somebody is there whom the server has seated: then it is another
-        one, since the server has as many slots as there may be leases.
+        That is the conversation's own, else the one of its lease. If somebody is there, whom the server has
+        seated or who has found his own, it is another one: the server has a slot for each lease.
         """
         if self._in_the_air or self._has_strays:
             return None
         idle = {slot for slot in self._seen_idle - self._taken if slot < size}
-        return leased if leased in idle else self._best(idle, memory, now)
+        if leased in idle and memory.slot not in idle:
+            return leased
+        return self._best(idle, memory, now)
 
     def _best(self, idle: set[int], memory: Memory, now: float) -> int | None:
         def worth(slot: int) -> tuple[bool, bool, int, int]:

@@ -117,7 +117,7 @@ class Seats:
             memory: Of its conversation.
             leased: The slot of its lease.
         """
-        if self._books.may_look and self._chosen(memory, leased) != leased:
+        if self._books.may_look and self._chosen(memory, leased) not in {leased, memory.slot} - {None}:
             doubts = self._books.doubts
             idle = await idle_slots(self._upstream)
             self._books.see_idle(idle or (), doubts)
