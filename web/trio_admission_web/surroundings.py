@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from .engine import EngineError, find_gguf, require_engine, require_program
+from .tools import complaints_of_tools
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 _TLS: Final = ("tls_cert", "tls_key")
 
@@ -44,7 +45,7 @@ def absent_of_gateway(said: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         said: These settings; None = not said.
     """
     # What the installed packages offer, too, is loaded at each start.
-    yield from (("tools", each) for each in _tools(said.get("tools") or ()))
+    yield from (("tools", each) for each in complaints_of_tools(said.get("tools") or ()))
     if said.get("unix") is not None and not (directory := Path(said["unix"]).parent).is_dir():
         yield "unix", f"there is no directory {directory}"
     files = {name: said[name] for name in _TLS if said.get(name) is not None}
@@ -52,13 +53,6 @@ def absent_of_gateway(said: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from unreadable.items()
     if len(files) == len(_TLS) and not unreadable and (reason := _no_pair(*files.values())):
         yield "tls_cert", reason
-
-
-def _tools(places: Sequence[str]) -> list[str]:
-    # Not before it is known that there are settings: the command is there without these packages too.
-    from .tools import complaints_of_tools  # noqa: PLC0415
-
-    return complaints_of_tools(places)
 
 
 def _unreadable(file: str) -> str | None:
