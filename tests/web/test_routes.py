@@ -192,6 +192,20 @@ async def test_a_body_that_is_too_large_is_refused(autojump_clock: MockClock) ->
     assert server.total == 1
 
 
+@pytest.mark.parametrize("coding", ["gzip", "x-unknown", "identity, gzip"])
+async def test_a_body_that_is_said_to_be_packed_is_refused(autojump_clock: MockClock, coding: str) -> None:
+    server = FakeLlamaServer()
+    async with gateway(server) as app:
+        for path in (*ADMITTED, *NOT_ADMITTED, "/admission/approvals/x"):
+            reply = await call(app, path, chat(), headers={"Content-Encoding": coding})
+            assert (reply.status, reply.error["code"]) == (400, "invalid_request"), path
+            assert "Content-Encoding" in reply.error["message"]
+            assert reply.json.get("type") == ("error" if path.startswith("/v1/messages") else None)
+        assert not [each for each in server.requests if each.method == "POST"]
+        for nothing in ("identity", "Identity", ""):
+            assert (await call(app, CHAT, chat(), headers={"Content-Encoding": nothing})).status == 200
+
+
 async def test_a_body_that_does_not_come_in_time_is_refused(autojump_clock: MockClock) -> None:
     server = FakeLlamaServer()
     async with gateway(server, body_deadline=4.0) as app, connect(app) as client:

@@ -100,6 +100,7 @@ def add_routes(app: QuartTrio, gateway: Gateway) -> None:
     app.before_request(_take_paths_literally)
     add_cors(app, gateway)
     app.before_request(partial(identify, gateway))
+    app.before_request(_refuse_packed_bodies)
     app.after_request(_sign_response)
     app.teardown_request(partial(_tell, gateway))
     app.register_error_handler(ProblemError, render_problem)
@@ -290,6 +291,14 @@ async def _take_paths_literally() -> None:
         path = urlsplit(path).path  # of the absolute form
     if not path.startswith("/") or path.startswith("//"):
         raise ProblemError(problems.not_found())
+
+
+async def _refuse_packed_bodies() -> None:
+    # Nor would the backend unpack them: it answers an empty 415.
+    codings = ",".join(request.headers.getlist("Content-Encoding")).split(",")
+    if any(each.strip().lower() not in {"", "identity"} for each in codings):
+        message = "The header Content-Encoding must be left out: bodies must be sent as they are."
+        raise ProblemError(problems.invalid_request(message))
 
 
 async def _sign_response(response: Response) -> Response:
