@@ -217,6 +217,26 @@ async def test_who_waits_for_a_backend_that_goes_moves_to_one_that_serves(
     assert (a[0].total, b[0].total) == (1, 6)
 
 
+@pytest.mark.parametrize("seed", range(4))
+async def test_who_moves_keeps_the_order(autojump_clock: MockClock, seed: int) -> None:
+    a, b = two({"models": ("m",)}, {"models": ("m",)}, total_slots=1, prefill=3.0, words=1, interval=1.0)
+    a[0].prefill = 30.0
+    ended: list[int] = []
+    async with gateway_to(a, b) as app:
+
+        async def ask(number: int) -> None:
+            await call(app, CHAT, chat(max_tokens=20, seed=seed))
+            ended.append(number)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(12):  # the even ones go to a
+                nursery.start_soon(ask, number)
+                await wait_all_tasks_blocked()
+            await trio.sleep(1)
+            a[0].crash()
+    assert ended == [1, 3, 5, 7, 9, 11, 0, 2, 4, 6, 8, 10]
+
+
 async def test_nobody_moves_into_a_line_that_is_full(autojump_clock: MockClock) -> None:
     a, b = two({"models": ("m",)}, {"models": ("m",)}, total_slots=1, prefill=10.0, words=1)
     async with gateway_to(a, b, admission=AdmissionConfig(max_waiting=2)) as app:

@@ -83,10 +83,12 @@ class Gateway:
 
     def _move_line(self, backend: Backend) -> None:
         movable = [each for each in self.passages if each.backend is backend and each.can_move]
-        for each in sorted(movable, key=lambda each: each.arrived):
+        lined_up: dict[str, trio.Event] = {}
+        for each in sorted(movable, key=lambda each: (not each.has_slot, each.position)):
             other = self.directory.choose(each.model, crowd=self.crowd)
             if other.condition.serves and self._has_room(other):
-                each.move(other)
+                each.move(other, lined_up.get(other.name))
+                lined_up[other.name] = each.has_lined_up
 
     def _has_room(self, backend: Backend) -> bool:
         slots = backend.pool.statistics().slots

@@ -117,6 +117,9 @@ class Passage:
         self._charge: Charge | None = None
         self._is_stranded = False
         self._moving = trio.CancelScope()
+        self._moves_after: trio.Event | None = None
+        self.has_lined_up = trio.Event()
+        """Set when it has a place in the line of its backend, or has ended."""
         self._asking = False
         self._concluded = False
         self._outcome = "client_gone"  # unless something else ends it
@@ -165,13 +168,26 @@ class Passage:
         return self._exchange.model
 
     @property
+    def has_slot(self) -> bool:
+        """Whether it holds one, or did when its backend went."""
+        return self._granted is not None
+
+    @property
     def can_move(self) -> bool:
         """Whether it might as well wait for another backend, since nothing of it has begun."""
         return self._is_stranded or self.waits
 
-    def move(self, backend: Backend) -> None:
-        """Leave the backend for another one; only while it `can_move`."""
+    def move(self, backend: Backend, after: trio.Event | None) -> None:
+        """Leave the backend for another one; only while it `can_move`.
+
+        Args:
+            backend: The other one.
+            after: What to wait for before it lines up there: that the one before it has, since the order in
+                which tasks wake up is no order.
+        """
         self.backend = backend
+        self._moves_after = after
+        self.has_lined_up = trio.Event()
         self._moving.cancel()
 
     def cancel(self, problem: Problem) -> None:
@@ -194,6 +210,7 @@ class Passage:
             self._conclude(error)
         finally:
             self._conclude(None)
+            self.has_lined_up.set()
             self._gateway.passages.discard(self)
             self._tell()
 
@@ -239,6 +256,8 @@ class Passage:
     async def _go(self, backend: Backend) -> None:
         backend.condition.check()
         cost = await self._weigh()
+        if self._moves_after is not None:
+            await self._moves_after.wait()
         weight, priority = (self.key.weight, self.key.priority) if self.key is not None else (1.0, 0)
         async with backend.pool.reserve(
             cost=cost,
@@ -250,6 +269,7 @@ class Passage:
             ticket=self._origin.ticket,
             parent=self._origin.parent,
         ) as self._reservation:
+            self.has_lined_up.set()
             if self._reservation.lease is None:
                 check_waiting(self, self._gateway.passages)
             else:
