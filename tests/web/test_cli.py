@@ -210,7 +210,7 @@ def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) ->
             ["serve", "--upstream", "x"],
             (
                 "--upstream must be an address such as http://127.0.0.1:8080,"
-                " without user, password, query and fragment"
+                " without /v1, user, password, query and fragment"
             ),
         ),
         (

@@ -147,7 +147,7 @@ flow = ""
         "gateway.toml:3: insecure must be on or off (in the file: true or false), not 'yes'",
         (
             "gateway.toml:5: backends.a.url must be an address such as http://127.0.0.1:8080,"
-            " without user, password, query and fragment"
+            " without /v1, user, password, query and fragment"
         ),
         "gateway.toml:6: backends.a.slot is not a setting; did you mean slots?",
         "gateway.toml:7: backends.b: url or command or gguf must be given",

@@ -48,6 +48,7 @@ def test_a_backends_key_is_never_shown() -> None:
         ("url", "http://"),
         ("url", "http://127.0.0.1:99999"),
         ("url", "http://127.0.0.1?x=1"),
+        ("url", "http://127.0.0.1:8080/v1/"),
         ("api_key", ""),
         ("slots", 0),
         ("slots", True),

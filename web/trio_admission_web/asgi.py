@@ -7,8 +7,13 @@ to listen and when to stop.
 from __future__ import annotations
 
 from .app import create_app
-from .configuration import load
+from .configuration import ConfigurationError, load
+from .engine import EngineError
 from .logs import set_up
+from .tools import ToolLoadError
 
 set_up()
-app = create_app(load())
+try:
+    app = create_app(load())
+except (ConfigurationError, EngineError, ToolLoadError) as error:
+    raise SystemExit(f"trio-admission: {error}") from error

@@ -179,6 +179,8 @@ class Backend:
             return self.condition.state  # that was another process
         if props is not None:
             self._take(props)
+        elif state is State.UNKNOWN and self._configured is None:
+            self._note("slots", logging.WARNING, f"is not asked how many slots it has: {heard}; using 1")
         self._note("state", logging.INFO if state.serves else logging.WARNING, f"is {state.value}: {heard}")
         if state in {State.GONE, State.LOADING, State.SLEEPING}:
             self.seats.forget()

@@ -65,6 +65,10 @@ def _serve(*, config: Path | None = None, **flags: str) -> int:
     return commands.serve(read(look=True), read)
 
 
+def _sentence(about: str) -> str:
+    return f"{about[0].upper()}{about[1:]}."
+
+
 def _check_config(*, file: Path | None = None) -> int:
     settings = load(file, look=True)
     put(f"good: {len(settings.backends)} backend(s), {len(settings.keys)} API key(s)")
@@ -126,18 +130,18 @@ def _parser() -> _Parser:
             _add_flag(group, option)
 
     about = "say everything that is wrong with the configuration"
-    check = commands.add_parser("check-config", help=about, description=f"{about.capitalize()}.")
+    check = commands.add_parser("check-config", help=about, description=_sentence(about))
     check.set_defaults(run=_check_config)
     check.add_argument(
         "file", type=Path, nargs="?", default=None, metavar="FILE", help=f"TOML file ({CONFIG})"
     )
 
     about = "make an API key, and its hash for the configuration"
-    key = commands.add_parser("new-key", help=about, description=f"{about.capitalize()}.")
+    key = commands.add_parser("new-key", help=about, description=_sentence(about))
     key.set_defaults(run=_new_key)
 
     about = "run a small language model and the gateway in front of it"
-    demo = commands.add_parser("demo", help=about, description=f"{about.capitalize()}.")
+    demo = commands.add_parser("demo", help=about, description=_sentence(about))
     demo.set_defaults(run=_demo)
     demo.add_argument("--host", help="address to listen on (127.0.0.1)")
     demo.add_argument("--port", type=int, help="port to listen on, 0 = any free one (8000)")
@@ -149,7 +153,7 @@ def _parser() -> _Parser:
     )
 
     about = "download the model of the demo"
-    fetch = commands.add_parser("fetch-model", help=about, description=f"{about.capitalize()}.")
+    fetch = commands.add_parser("fetch-model", help=about, description=_sentence(about))
     fetch.set_defaults(run=_fetch_model)
     return parser
 

@@ -135,6 +135,8 @@ def _is_address(value: object) -> bool:
         port = url.port
     except ValueError:
         return False
+    if url.path.rstrip("/").endswith("/v1"):  # which the gateway says itself, as clients do
+        return False
     return bool(
         url.scheme in {"http", "https"} and url.hostname and port != 0 and not url.query and not url.fragment
     )
@@ -170,7 +172,7 @@ _NAMES = Kind(
     lambda text: tuple(name.strip() for name in text.split(",")),
 )
 _ADDRESS = Kind(
-    "an address such as http://127.0.0.1:8080, without user, password, query and fragment",
+    "an address such as http://127.0.0.1:8080, without /v1, user, password, query and fragment",
     _is_address,
     shown=False,  # it may have a password in it
 )
@@ -251,8 +253,7 @@ GATEWAY: Final = (
         kind=_AMOUNT,
         default=30.0,
         unit="seconds",
-        about="How long a client may take nothing of its stream while more than the gateway wants to keep of"
-        " it is ready; then it loses the stream",
+        about="How long a client may take nothing of its stream once 4 MiB wait for it; then it is cut off",
     ),
     Option(
         name="tools",
@@ -300,7 +301,8 @@ POOL: Final = (
         kind=_AMOUNT_OR_ZERO,
         otherwise="no limit",
         unit="seconds",
-        about="Refuse a request that has waited so long; 0 = unless a slot is free (the variable: no limit)",
+        about="Refuse a request that has waited so long; 0 = refuse what cannot begin at once (the variable:"
+        " no limit)",
     ),
     Option(
         name="keepalive_interval",

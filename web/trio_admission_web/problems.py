@@ -97,7 +97,7 @@ def flow_limit(*, waiting: int, limit: int, retry_after: int) -> Problem:
 
 def request_limit(*, limit: int, retry_after: int) -> Problem:
     """This key has as many requests here, running or waiting, as it may have."""
-    message = f"You may have {limit} requests at once. Try again later."
+    message = f"You may have {limit} request{'s' if limit > 1 else ''} at once. Try again later."
     return Problem(429, "flow_limit", message, retry_after=retry_after, facts={"limit": limit})
 
 
