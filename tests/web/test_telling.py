@@ -314,3 +314,15 @@ async def test_the_metrics_reference_names_everything_there_is(autojump_clock: M
     assert told == there_is
     words = set(re.findall(r"`(\w+)`", page))
     assert words >= OUTCOMES | {kind.value.replace(" ", "_") for kind in EventKind}
+
+
+async def test_the_state_of_each_backend_is_a_metric(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer()
+    async with gateway(server) as app:
+        for state in ("ready", "loading"):
+            server.loading = state == "loading"
+            await trio.sleep(11)  # until it has been asked again
+            numbers = await scrape(app)
+            assert numbers.total("backend_state", backend="default", state=state) == 1
+            assert numbers.total("backend_state", backend="default") == 1
+        server.loading = False

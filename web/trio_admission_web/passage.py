@@ -154,8 +154,10 @@ class Passage:
         if not self.backend.condition.serves:
             return None
         if self._turns is not None and self._turns.parked is not None:
-            return self._turns.parked.estimated_wait
-        return self._reservation.estimated_wait if self._reservation is not None else None
+            wait = self._turns.parked.estimated_wait
+        else:
+            wait = self._reservation.estimated_wait if self._reservation is not None else None
+        return None if wait is None else round(wait, 1)
 
     @property
     def lease(self) -> Lease | None:
