@@ -159,7 +159,8 @@ class Line:
                 flow.home.virtual_time = start
         flow.finish = flow.start = start + share / claim.weight
         flow.holding += 1
-        self._update(flow)
+        if self.alone is None:
+            self._update(flow)
         if claim.parent is not None:
             del claim.parent.children[claim]
 
