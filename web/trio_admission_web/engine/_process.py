@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
@@ -72,24 +72,26 @@ async def run_process(
             task_status.started(engine)
 
     refused: OSError | None = None
-    async with trio.open_nursery() as nursery:
-        try:
-            process: trio.Process = await nursery.start(
-                partial(
-                    trio.run_process,
-                    command,
-                    env={**os.environ, **environ},
-                    # Ctrl-C in a terminal goes to a whole process group, but the server is to stop last.
-                    start_new_session=True,
-                    check=False,
-                    deliver_cancel=_stop,
-                    **pipes,
+    with ExitStack() as at_end:
+        async with trio.open_nursery() as nursery:
+            try:
+                process: trio.Process = await nursery.start(
+                    partial(
+                        trio.run_process,
+                        command,
+                        env={**os.environ, **environ},
+                        # Ctrl-C in a terminal goes to a whole process group, but the server is to stop last.
+                        start_new_session=True,
+                        check=False,
+                        deliver_cancel=_stop,
+                        **pipes,
+                    )
                 )
-            )
-        except OSError as error:
-            refused = error
-        else:
-            await _watch(process, announce, output)
+            except OSError as error:
+                refused = error
+            else:
+                at_end.callback(_close_pipes, process)
+                await _watch(process, announce, output)
     if refused is not None:
         raise EngineError(f"{name} cannot be started: {refused.strerror}") from refused
     # Only the end of the process leads here: a cancel leaves from inside the nursery.
@@ -98,6 +100,13 @@ async def run_process(
     if lines := output.decode(errors="replace").splitlines()[-_LINES_SHOWN:]:
         what = "\n    ".join([f"{what}; the end of its log:", *lines])
     raise EngineError(what, was_killed=_signal_of(process.returncode) in {signal.SIGKILL, signal.SIGTERM})
+
+
+def _close_pipes(process: trio.Process) -> None:
+    # Trio leaves them to the garbage collector.
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if isinstance(pipe, trio.lowlevel.FdStream):
+            pipe.close()
 
 
 async def _watch(
