@@ -265,7 +265,7 @@ async def test_the_demo_answers_one_prompt_and_exits() -> None:
 
 async def test_the_demo_that_fails_says_why(tmp_path: Any) -> None:
     broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"no model")
+    broken.write_bytes(b"GGUF and no more of a model")
     done = await trio.run_process(
         [sys.executable, "-m", "trio_admission_web", "demo", "--model", str(broken), "--once", "hi"],
         capture_stdout=True,
