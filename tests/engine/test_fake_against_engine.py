@@ -23,6 +23,8 @@ CHAT, COMPLETIONS, NATIVE = "/v1/chat/completions", "/v1/completions", "/complet
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 HI = [{"role": "user", "content": "Say hi"}]
 LONG = [{"role": "user", "content": "hi " * 2000}]
+GREEDY: dict[str, Any] = {"temperature": 0}
+"""Half a character, which a chance may begin with, has no log-probabilities yet."""
 USAGE = {"stream_options": {"include_usage": True}}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "get_weather", "description": "Get the current weather in a city"}
@@ -99,10 +101,10 @@ WHOLE = [
     post(CHAT, {"messages": HI, "max_tokens": 0}),
     post(CHAT, {"messages": [], "max_tokens": 3}),
     post(CHAT, {"messages": HI, "max_tokens": 2, "n": 2, "stream": None}),
-    post(CHAT, {"messages": HI, "max_tokens": 2, "logprobs": True, "top_logprobs": 1}),
+    post(CHAT, {"messages": HI, "max_tokens": 2, "logprobs": True, "top_logprobs": 1, **GREEDY}),
     post(COMPLETIONS, {"prompt": "Once", "max_tokens": 3}),
     post(COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 2}),
-    post(COMPLETIONS, {"prompt": "Once", "max_tokens": 2, "logprobs": 1}),
+    post(COMPLETIONS, {"prompt": "Once", "max_tokens": 2, "logprobs": 1, **GREEDY}),
     post(NATIVE, {"prompt": "Once", "n_predict": 3}),
     post(NATIVE, {"prompt": ["a", "b"], "n_predict": 1}),
     post(MESSAGES, {"messages": HI, "max_tokens": 3, "system": "Be brief."}),
@@ -122,10 +124,10 @@ WHOLE = [
 STREAMS = [
     post(CHAT, {"messages": HI, "max_tokens": 3}),
     post(CHAT, {"messages": HI, "max_tokens": 3, **USAGE}),
-    post(CHAT, {"messages": HI, "max_tokens": 2, "logprobs": True, "top_logprobs": 1}),
+    post(CHAT, {"messages": HI, "max_tokens": 2, "logprobs": True, "top_logprobs": 1, **GREEDY}),
     post(CHAT, {"messages": HI, "max_tokens": 2, "timings_per_token": True}),
     post(COMPLETIONS, {"prompt": "Once", "max_tokens": 3}),
-    post(COMPLETIONS, {"prompt": "Once", "max_tokens": 2, "logprobs": 1}),
+    post(COMPLETIONS, {"prompt": "Once", "max_tokens": 2, "logprobs": 1, **GREEDY}),
     post(NATIVE, {"prompt": "Once", "n_predict": 3}),
     post(MESSAGES, {"messages": HI, "max_tokens": 3}),
     post(RESPONSES, {"input": "Say hi", "max_output_tokens": 3}),

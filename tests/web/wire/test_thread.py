@@ -129,11 +129,15 @@ def test_the_backend_gets_neither_a_client_s_pin_nor_what_is_for_the_gateway(
     assert kind(mine).upstream_body == kind(raw(**members, stream=stream)).upstream_body
 
 
-@pytest.mark.parametrize("name", ["", 7, None, ["a"]])
+@pytest.mark.parametrize("name", ["", 7, ["a"]])
 def test_a_conversation_s_name_is_text(name: object) -> None:
     with pytest.raises(ProblemError) as refused:
         read_offer(raw(admission={"conversation": name}))
     assert refused.value.problem.param == "admission.conversation"
+
+
+def test_nothing_but_null_asks_for_nothing() -> None:
+    assert read_offer(raw(admission={"conversation": None, "tools": None})) is None
 
 
 def test_a_conversation_may_be_named_with_and_without_tools() -> None:

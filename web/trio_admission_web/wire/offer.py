@@ -55,7 +55,9 @@ def read_offer(raw: bytes) -> Offer | None:
     for name in said:
         if name not in {"tools", "approval", "conversation"}:
             _refuse(f"'admission.{name[:100]}' is not known here.", f"admission.{name[:100]}")
-    said = {name: value for name, value in said.items() if value is not None}
+    said, nothing = {name: value for name, value in said.items() if value is not None}, said
+    if not said and nothing:
+        return None
     if read_conversation(body) is None and "conversation" in said:
         _refuse("'admission.conversation' must be text that is not empty.", "admission.conversation")
     if said.keys() == {"conversation"}:
