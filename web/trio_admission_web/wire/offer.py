@@ -47,16 +47,8 @@ def read_offer(raw: bytes) -> Offer | None:
     if b'"admission"' not in raw:  # spares most bodies a second reading
         return None
     body = read_object(raw)
-    said = body.get("admission")
+    said = _members(body.get("admission"))
     if said is None:
-        return None
-    if not isinstance(said, dict):
-        _refuse("'admission' must be an object.", "admission")
-    for name in said:
-        if name not in {"tools", "approval", "conversation"}:
-            _refuse(f"'admission.{name[:100]}' is not known here.", f"admission.{name[:100]}")
-    said, nothing = {name: value for name, value in said.items() if value is not None}, said
-    if not said and nothing:
         return None
     if read_conversation(body) is None and "conversation" in said:
         _refuse("'admission.conversation' must be text that is not empty.", "admission.conversation")
@@ -68,6 +60,19 @@ def read_offer(raw: bytes) -> Offer | None:
     if not isinstance(approval, str) or approval not in {"always", "auto", "never"}:
         _refuse("'admission.approval' must be 'always', 'auto' or 'never'.", "admission.approval")
     return Offer(tuple(dict.fromkeys(tools)), cast("Literal['always', 'auto', 'never']", approval))
+
+
+def _members(said: object) -> dict[str, Any] | None:
+    """Return what is said, without what is null; None if nothing is."""
+    if said is None:
+        return None
+    if not isinstance(said, dict):
+        _refuse("'admission' must be an object.", "admission")
+    for name in said:
+        if name not in {"tools", "approval", "conversation"}:
+            _refuse(f"'admission.{name[:100]}' is not known here.", f"admission.{name[:100]}")
+    members = {name: value for name, value in said.items() if value is not None}
+    return members if members or not said else None
 
 
 def read_conversation(body: Mapping[str, Any]) -> str | None:
