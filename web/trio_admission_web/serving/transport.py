@@ -156,16 +156,24 @@ class Transport(TCPServer):
                 if self._idling.deadline < inf:
                     self._idling.deadline = min(self._idling.deadline, trio.current_time() + LAST_CALL)
                 await trio.sleep_forever()
-            # A process that was short of CPU finds a request and the end of the time for it together. In one
-            # more round, whoever has just read it begins to look at it.
-            await trio.lowlevel.cancel_shielded_checkpoint()
+            # A process that was short of CPU finds a request and the end of the time for it together.
+            has_come = await self._has_come_by_now()
             deadline = self._idling.deadline
             if deadline <= trio.current_time():
-                if self._hung_up or not self._has_come():
+                if self._hung_up or not has_come:
                     break
                 deadline = self._end_of_idling()
         with trio.CancelScope(shield=True):
             await self._initiate_server_close()
+
+    async def _has_come_by_now(self) -> bool:
+        # Whoever has just read something looks at it two rounds later at most: reading has a checkpoint of its
+        # own, during which it is neither here nor there.
+        has_come = self._has_come()
+        for _ in range(2):
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            has_come = has_come or self._has_come()
+        return has_come
 
     def _has_come(self) -> bool:
         """Whether something can be read, or has been and is being looked at."""
