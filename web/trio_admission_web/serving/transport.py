@@ -167,8 +167,8 @@ class Transport(TCPServer):
             await self._initiate_server_close()
 
     async def _has_come_by_now(self) -> bool:
-        # Whoever has just read something looks at it two rounds later at most: reading has a checkpoint of its
-        # own, during which it is neither here nor there.
+        # Whoever has just read something looks at it two rounds later at most: reading has a checkpoint of
+        # its own, during which it is neither here nor there.
         has_come = self._has_come()
         for _ in range(2):
             await trio.lowlevel.cancel_shielded_checkpoint()
