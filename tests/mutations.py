@@ -93,8 +93,8 @@ MUTATIONS = [
         "G5",
         "somebody smaller passes the head",
         "_granting",
-        "                if head is None or not held.take(head):\n                    break",
-        "                if head is None or not held.take(head):\n"
+        "                if head is None or not self.held.take(head):\n                    break",
+        "                if head is None or not self.held.take(head):\n"
         "                    others = self.line.order(now, self.held.share)\n"
         "                    head = next((other for other in others if self.held.take(other)), None)\n"
         "                if head is None:\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from ._records import ONE_SLOT, Cost
 from ._states import WAITING, LeaseState
@@ -14,6 +14,18 @@ if TYPE_CHECKING:
 
     from ._budget import IssuedTicket, ResumeTicket
     from ._errors import AdmissionError
+
+
+class Request(TypedDict, total=False):
+    """What a reservation can be asked for; `SlotPool.admit` says what each means."""
+
+    cost: Cost
+    flow: str
+    weight: float
+    priority: int
+    prefer_slot: int | None
+    ticket: ResumeTicket | str | None
+    max_wait: float | None
 
 
 class Wake(Protocol):
@@ -34,6 +46,7 @@ class Claim:
 
     preferred: tuple[int, ...] = ()  # a return prefers the ids that it had
     token: str | None = None  # of a resume ticket
+    parent: Claim | None = None
 
     id = 0  # counted from 1 on arrival
     state: LeaseState = WAITING
@@ -56,10 +69,15 @@ class Claim:
     ticket: IssuedTicket | None = None  # the resume ticket that it issued
 
     def __init__(
-        self, cost: Cost = ONE_SLOT, flow: str = "", weight: float = 1.0, priority: int = 0,
+        self,
+        cost: Cost = ONE_SLOT,
+        flow: str = "",
+        weight: float = 1.0,
+        priority: int = 0,
         max_wait: float | EllipsisType | None = ...,  # as the pool's config says
-        prefer_slot: int | None = None, ticket: ResumeTicket | str | None = None,
-    ) -> None:  # fmt: skip
+        prefer_slot: int | None = None,
+        ticket: ResumeTicket | str | None = None,
+    ) -> None:
         if weight != 1.0 and not 0 < weight < math.inf:
             raise ValueError(f"weight must be above 0, not {weight!r}")
         if max_wait is not None and max_wait is not ... and not max_wait >= 0:
@@ -68,8 +86,6 @@ class Claim:
         self.key = (flow, priority)
         self.weight = weight
         self.max_wait = max_wait
-        self.parent: Claim | None = None
-        self.plain = cost is ONE_SLOT and prefer_slot is None and ticket is None  # as most are
         if prefer_slot is not None:
             self.preferred = (prefer_slot,)
         if ticket is not None:

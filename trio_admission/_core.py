@@ -29,15 +29,13 @@ class Core(Granting):
         if claim.id:
             raise RuntimeError("a reservation may be entered only once")
         flow = self.calm
-        if flow is not None and (claim.key != flow.key or not claim.plain or claim.parent is not None):
-            flow = None
         claim.since = now = self._begin() if flow is None else self.now()
         claim.id = self._next_id()
-        if flow is not None and flow.waiters:
+        if flow is not None and flow.waiters and claim.key == flow.key and claim.parent is None:
             flow.waiters[claim] = self._ranking = None  # the head did not fit before, so nobody does
         elif flow is not None or self._comes_as_most_do(claim, now):
             self._fill(now, claim)
-        if claim.granted:
+        if claim.state is HELD:
             return
         if self.limited and claim.state is WAITING:
             self._limit(claim, now)
@@ -79,15 +77,13 @@ class Core(Granting):
 
     def leave(self, claim: Claim, *, lost: bool = False) -> None:
         """Take back all that the claim has, whatever its state. The short way is what that means for most."""
-        flow = self.calm
-        if flow is not None and claim.state is HELD and claim.charge is ONE_SLOT:
+        if self.calm is not None and claim.state is HELD and claim.charge is ONE_SLOT:
             now = self.now()
             del self.holders[claim]
             self.held.cold[claim.slots[0]] = None
             self.took.append(now - claim.since)
             claim.state, claim.slots = ENDED, ()
-            if flow.waiters:
-                self._fill(now)
+            self._fill(now)
             return
         if claim.state is ENDED:
             return

@@ -103,8 +103,6 @@ class Holdings:
 
     def take_ids(self, count: int, preferred: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Take ``count`` free ids, or all, those of ``preferred`` first where they are free."""
-        if count == len(preferred) == 1 and self.warm.pop(preferred[0], self) is not self:
-            return preferred
         taken = [slot for slot in dict.fromkeys(preferred) if slot in self.cold or slot in self.warm][:count]
         for slot in taken:
             if self.cold.pop(slot, self) is self:

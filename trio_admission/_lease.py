@@ -150,7 +150,7 @@ class Arrival:
             waits.enter_run()
         waits.core.arrive(claim)
         try:
-            if not claim.granted and claim.deadline != math.inf:
+            if claim.deadline != math.inf:
                 waits.take_care()
             if claim.granted or self._enters_at_once:
                 await checkpoint()
@@ -169,11 +169,11 @@ class Arrival:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        claim = self._claim
-        self._waits.core.leave(claim)
+        self._waits.core.leave(self._claim)
         swallowed = self._scope.__exit__(kind, error, traceback)
-        if claim.cut_by is not None and (error is None or swallowed):
-            raise LeaseLost("the park ended in another way than by finishing its block") from claim.cut_by
+        cut_by = self._claim.cut_by
+        if cut_by is not None and (error is None or swallowed):
+            raise LeaseLost("the park ended in another way than by finishing its block") from cut_by
 
     def _must_go_on(self) -> None:
         """Raise what ended the reservation, if it is over."""

@@ -159,8 +159,7 @@ class Line:
                 flow.home.virtual_time = start
         flow.finish = flow.start = start + share / claim.weight
         flow.holding += 1
-        if self.alone is None:
-            self._update(flow)
+        self._update(flow)
         if claim.parent is not None:
             del claim.parent.children[claim]
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, final
+from typing import TYPE_CHECKING, Final, Protocol, Unpack, final
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._budget import ParkBudget, ResumeTicket
-from ._claim import Claim
+from ._budget import ParkBudget
+from ._claim import Claim, Request
 from ._config import AdmissionConfig
 from ._core import Core
 from ._holdings import Holdings
 from ._lease import Lease, Waits
-from ._records import ONE_SLOT, Cost, Instrument, PoolStatistics, Waiting, require_count
+from ._records import Instrument, PoolStatistics, Waiting, require_count
 from ._reservation import Reservation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
-    from types import EllipsisType
 
 DEFAULT_CONFIG: Final = AdmissionConfig()
 
@@ -34,18 +33,14 @@ class Pool(Protocol):
         ...
 
     def admit(
-        self, *, cost: Cost = ..., flow: str = ..., weight: float = ..., priority: int = ...,
-        prefer_slot: int | None = ..., ticket: ResumeTicket | str | None = ...,
-        parent: Lease | None = ..., max_wait: float | EllipsisType | None = ...,
-    ) -> AbstractAsyncContextManager[Lease]:  # fmt: skip
+        self, *, parent: Lease | None = ..., **request: Unpack[Request]
+    ) -> AbstractAsyncContextManager[Lease]:
         """Wait for a lease, hold it for the block, and give it back."""
         ...
 
     def reserve(
-        self, *, cost: Cost = ..., flow: str = ..., weight: float = ..., priority: int = ...,
-        prefer_slot: int | None = ..., ticket: ResumeTicket | str | None = ...,
-        parent: Lease | None = ..., max_wait: float | EllipsisType | None = ...,
-    ) -> AbstractAsyncContextManager[Reservation]:  # fmt: skip
+        self, *, parent: Lease | None = ..., **request: Unpack[Request]
+    ) -> AbstractAsyncContextManager[Reservation]:
         """Arrive: get a lease at once, or a place in the line."""
         ...
 
@@ -97,9 +92,14 @@ class SlotPool:
     """
 
     def __init__(
-        self, slots: int, *, name: str = "", kv_tokens: int | None = None,
-        config: AdmissionConfig = DEFAULT_CONFIG, park_budget: ParkBudget | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        slots: int,
+        *,
+        name: str = "",
+        kv_tokens: int | None = None,
+        config: AdmissionConfig = DEFAULT_CONFIG,
+        park_budget: ParkBudget | None = None,
+    ) -> None:
         require_count("slots", slots, least=1)
         if kv_tokens is not None:
             require_count("kv_tokens", kv_tokens, least=1)
@@ -129,11 +129,7 @@ class SlotPool:
         """Why grants are held back, the latest reason of those given to `suspended`; None = they are not."""
         return self._core.suspensions[-1] if self._core.suspensions else None
 
-    def admit(
-        self, *, cost: Cost = ONE_SLOT, flow: str = "", weight: float = 1.0, priority: int = 0,
-        prefer_slot: int | None = None, ticket: ResumeTicket | str | None = None,
-        parent: Lease | None = None, max_wait: float | EllipsisType | None = ...,
-    ) -> Lease:  # fmt: skip
+    def admit(self, *, parent: Lease | None = None, **request: Unpack[Request]) -> Lease:
         """Wait for a lease, hold it for the block, and give it back: ``async with pool.admit() as lease:``.
 
         Entering is a checkpoint and blocks until a slot is granted; leaving never blocks.
@@ -159,14 +155,9 @@ class SlotPool:
             PoolClosed: on entry, if the pool is closed, or is closed during the wait.
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
-        claim = Claim(cost, flow, weight, priority, max_wait, prefer_slot, ticket)
-        return Lease(self._waits, claim, parent)
+        return Lease(self._waits, Claim(**request) if request else Claim(), parent)
 
-    def reserve(
-        self, *, cost: Cost = ONE_SLOT, flow: str = "", weight: float = 1.0, priority: int = 0,
-        prefer_slot: int | None = None, ticket: ResumeTicket | str | None = None,
-        parent: Lease | None = None, max_wait: float | EllipsisType | None = ...,
-    ) -> Reservation:  # fmt: skip
+    def reserve(self, *, parent: Lease | None = None, **request: Unpack[Request]) -> Reservation:
         """Arrive, and get a lease at once or a place: ``async with pool.reserve() as reservation:``.
 
         Entering is a checkpoint but never waits for a slot; leaving never blocks, and gives back the lease or
@@ -177,8 +168,7 @@ class SlotPool:
             PoolClosed: on entry, if the pool is closed.
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
-        claim = Claim(cost, flow, weight, priority, max_wait, prefer_slot, ticket)
-        return Reservation(self._waits, claim, parent)
+        return Reservation(self._waits, Claim(**request) if request else Claim(), parent)
 
     def statistics(self) -> PoolStatistics:
         """Return the counts of this moment."""
