@@ -104,7 +104,7 @@ class Server:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port."""
-        host, port = self.url.removeprefix("http://").rsplit(":", 1)
+        host, port = self.url.rpartition("/")[2].rsplit(":", 1)
         return host, int(port)
 
     @asynccontextmanager

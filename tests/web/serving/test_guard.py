@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 
 import pytest
+from h2.connection import H2Connection
 from hypercorn.protocol.h11 import H11Protocol
 
 from trio_admission_web.serving.guard import UnsupportedHypercorn, check_hypercorn
@@ -24,9 +25,18 @@ def test_another_version_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPa
     )
 
 
-def test_a_missing_part_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(H11Protocol, "_maybe_recycle")
-    with pytest.raises(
-        UnsupportedHypercorn, match=r"has no hypercorn\.protocol\.h11:H11Protocol\._maybe_recycle"
-    ):
+@pytest.mark.parametrize(
+    ("owner", "name", "said"),
+    [
+        (
+            H11Protocol,
+            "_maybe_recycle",
+            r"^hypercorn 0\.18.* has no hypercorn.protocol.h11:H11Protocol\.\w+, ",
+        ),
+        (H2Connection, "_receive_frame", r"^h2 4.* has no h2.connection:H2Connection._receive_frame, "),
+    ],
+)
+def test_a_missing_part_is_named(owner: type, name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(owner, name)
+    with pytest.raises(UnsupportedHypercorn, match=said):
         check_hypercorn()

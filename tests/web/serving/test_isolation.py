@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import trio
 from h11 import LocalProtocolError
-from hypercorn.config import Config
 from hypercorn.logging import Logger
 from quart_trio import QuartTrio
 
@@ -88,21 +87,3 @@ async def test_a_target_that_quart_cannot_take_apart_is_a_bad_request(target: st
     app = ServingApp("app")
     async with serving(app) as server:
         assert await server.status(get(target)) == 400
-
-
-@pytest.mark.parametrize("before", [b"", get()], ids=["first", "second"])
-async def test_http_2_is_refused(before: bytes) -> None:
-    app = ServingApp("app")
-    add_views(app)
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-    async with serving(app) as server, server.client(before + preface) as client:
-        if before:
-            assert (await client.read_answer()).status == 200
-        answer = await client.read_answer()
-        assert (answer.status, answer.header("connection")) == (505, "close")
-        assert await client.read_to_end() == b""
-
-
-def test_tls_does_not_offer_http_2() -> None:
-    ServingApp("app")
-    assert Config().alpn_protocols == ["http/1.1"]

@@ -1,4 +1,4 @@
-"""Refuse a Hypercorn that this package was not written for."""
+"""Refuse a Hypercorn or an h2 that this package was not written for."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import pkgutil
 
 HYPERCORN = "0.18"
 
-# What is replaced, derived from or called by the modules beside this one. All of it is private to Hypercorn.
-PATCH_POINTS = (
+# What is replaced, derived from or called by the modules beside this one, and is private to its package.
+H2_POINTS = (
+    "h2.connection:ConnectionState",
+    "h2.connection:H2Connection._receive_frame",
+    "h2.utilities:HeaderValidationFlags",
+    "h2.utilities:validate_headers",
+)
+HYPERCORN_POINTS = (
     "hypercorn.trio.run:TCPServer",
     "hypercorn.trio.run:trio.SocketListener",
     "hypercorn.trio.tcp_server:TaskGroup",
     "hypercorn.protocol:H11Protocol",
     "hypercorn.protocol:H2Protocol",
-    "hypercorn.config:Config.alpn_protocols",
     "hypercorn.trio.tcp_server:TCPServer.protocol_send",
     "hypercorn.trio.tcp_server:TCPServer.run",
     "hypercorn.trio.tcp_server:TCPServer._close",
@@ -30,7 +35,11 @@ PATCH_POINTS = (
     "hypercorn.protocol.h11:H11Protocol._handle_events",
     "hypercorn.protocol.h11:H11Protocol._maybe_recycle",
     "hypercorn.protocol.h11:H11Protocol._send_h11_event",
+    "hypercorn.protocol.h11:H2ProtocolAssumedError",
+    "hypercorn.protocol.http_stream:HTTPStream.app_send",
+    "hypercorn.protocol.http_stream:HTTPStream.handle",
     "hypercorn.utils:LifespanFailureError",
+    "hypercorn.utils:filter_pseudo_headers",
 )
 
 
@@ -39,7 +48,7 @@ class UnsupportedHypercorn(ImportError):
 
 
 def check_hypercorn() -> None:
-    """Return if the installed Hypercorn has the faults that we know and the parts that we replace.
+    """Return if the installed Hypercorn has the faults that we know, and it and h2 the parts that we replace.
 
     Raises:
         UnsupportedHypercorn: It is another version, or a part is missing. The text is one sentence.
@@ -50,11 +59,16 @@ def check_hypercorn() -> None:
             f"trio_admission_web replaces parts of Hypercorn {HYPERCORN} and cannot run on {version}; "
             f"install hypercorn=={HYPERCORN}.*"
         )
-    for point in PATCH_POINTS:
+    _check_parts(HYPERCORN_POINTS, "hypercorn", f"hypercorn=={HYPERCORN}.*")
+    _check_parts(H2_POINTS, "h2", "h2==4.4.*")
+
+
+def _check_parts(points: tuple[str, ...], package: str, wanted: str) -> None:
+    for point in points:
         try:
             pkgutil.resolve_name(point)
         except (ImportError, AttributeError) as error:
             raise UnsupportedHypercorn(
-                f"Hypercorn {version} has no {point}, which trio_admission_web must replace; "
-                f"install an unmodified hypercorn=={HYPERCORN}.*"
+                f"{package} {importlib.metadata.version(package)} has no {point}, which trio_admission_web "
+                f"must replace; install an unmodified {wanted}"
             ) from error

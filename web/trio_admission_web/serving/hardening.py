@@ -1,18 +1,13 @@
-"""Put our listener, our transport and our HTTP/1 in the place of Hypercorn's.
-
-HTTP/2 is switched off: TLS does not offer it, and a client that begins with it gets 505. Hypercorn 0.18's
-takes a whole connection down for a late frame on one stream, and buffers without bound for a client that
-grants no window.
-"""
+"""Put our listener, our transport and our protocols in the place of Hypercorn's."""
 
 from __future__ import annotations
 
 import hypercorn.protocol
 import hypercorn.trio.run
 import hypercorn.trio.tcp_server
-from hypercorn.config import Config
 
 from .http1 import HTTP1Protocol
+from .http2 import HTTP2Protocol
 from .listener import TrioForHypercorn
 from .transport import RequestTasks, Transport
 
@@ -23,8 +18,7 @@ REPLACEMENTS = (
     (hypercorn.trio.run, "trio", TrioForHypercorn()),
     (hypercorn.trio.tcp_server, "TaskGroup", RequestTasks),
     (hypercorn.protocol, "H11Protocol", HTTP1Protocol),
-    (hypercorn.protocol, "H2Protocol", HTTP1Protocol),
-    (Config, "alpn_protocols", ["http/1.1"]),
+    (hypercorn.protocol, "H2Protocol", HTTP2Protocol),
 )
 
 

@@ -17,28 +17,42 @@ import h11
 import trio
 from hypercorn.events import Event, RawData
 from hypercorn.protocol.events import Body, Response
-from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 
 from .transport import HangUp
 
 if TYPE_CHECKING:
     from hypercorn.protocol.events import Event as StreamEvent
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\n"  # the part of it that looks like a request
 MAX_AHEAD = 64 * 1024  # bytes kept of what a client sends before it has its answer
 
 
 class PlainConnection(h11.Connection):
-    """HTTP/1 that offers no upgrades, and asks for more bytes where h11 would ask to be left alone."""
+    """HTTP/1 that offers no upgrades, and asks for more bytes where h11 would ask to be left alone.
+
+    Attributes:
+        may_be_preface: Whether the client may go on in HTTP/2, if it has begun so.
+    """
+
+    may_be_preface = False
 
     def next_event(self) -> Any:
-        """Return the next event; `NEED_DATA` also when the request is complete and its answer is not."""
+        """Return the next event; `NEED_DATA` also when the request is complete and its answer is not.
+
+        Raises:
+            H2ProtocolAssumedError: The client speaks HTTP/2; with what it has said.
+        """
         if self.their_state is h11.MUST_CLOSE:  # behind a request that said "close" nothing counts
             return h11.NEED_DATA
         event = super().next_event()
         if event is h11.PAUSED:
             return h11.NEED_DATA
         if isinstance(event, h11.Request):
-            if not event.http_version.startswith(b"1."):  # such as the preface of HTTP/2
+            may_be_preface, self.may_be_preface = self.may_be_preface, False
+            if not event.http_version.startswith(b"1."):
+                if may_be_preface and _is_preface(event):
+                    raise H2ProtocolAssumedError(PREFACE + self.trailing_data[0])
                 raise h11.RemoteProtocolError("not HTTP/1", error_status_hint=505)
             if _has(event, b"transfer-encoding") and (  # RFC 9112, 6.1
                 _has(event, b"content-length") or event.http_version == b"1.0"
@@ -54,6 +68,11 @@ class PlainConnection(h11.Connection):
         return event
 
 
+def _is_preface(event: h11.Request) -> bool:
+    first_line = event.method, event.target, event.http_version
+    return first_line == (b"PRI", b"*", b"2.0") and not event.headers
+
+
 def _has(event: h11.Request | h11.Response, name: bytes) -> bool:
     return any(each.lower() == name for each, _ in event.headers.raw_items())  # a list, unlike the headers
 
@@ -66,6 +85,7 @@ class HTTP1Protocol(H11Protocol):
         self.connection: h11.Connection = PlainConnection(
             h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size
         )
+        self.connection.may_be_preface = not self.ssl  # there it has been agreed on
         self._parsing = trio.Lock()  # held by the reader, or by who goes on with what was sent ahead
         self._overrun = False  # bytes that came ahead had to be thrown away
         self._head = b""  # of an answer, whose body is next

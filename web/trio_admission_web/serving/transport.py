@@ -28,7 +28,7 @@ import trio
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.trio.task_group import TaskGroup, _handle
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
-from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, Scope
+from hypercorn.typing import AppWrapper, ASGIReceiveCallable, ASGIReceiveEvent, ASGISendEvent, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -50,6 +50,11 @@ class HangUp(Closed):
 
     Closing at once with bytes unread would send a reset, and a reset can destroy the answer on its way.
     """
+
+
+@dataclass(frozen=True)
+class Leave(Event):
+    """Tells the protocol that its connection has been idle for long enough. It hangs up if it can say so."""
 
 
 class Transport(TCPServer):
@@ -159,10 +164,17 @@ class Transport(TCPServer):
             # A process that was short of CPU finds a request and the end of the time for it together.
             has_come = await self._has_come_by_now()
             deadline = self._idling.deadline
-            if deadline <= trio.current_time():
-                if self._hung_up or not has_come:
-                    break
+            if deadline > trio.current_time():
+                continue
+            if self._hung_up:
+                break
+            if has_come:
                 deadline = self._end_of_idling()
+                continue
+            await self.protocol.handle(Leave())
+            if not self._hung_up:
+                break
+            deadline = self._idling.deadline
         with trio.CancelScope(shield=True):
             await self._initiate_server_close()
 
@@ -183,11 +195,9 @@ class Transport(TCPServer):
         return self._looking or bool(poll.poll(0))
 
     async def _hang_up(self) -> None:
-        if isinstance(self.stream, trio.SSLStream):  # cannot say so without closing
-            self._drop()
-        else:
-            self._hung_up = True
-            self._idling.deadline = trio.current_time() + LINGER
+        self._hung_up = True
+        self._idling.deadline = trio.current_time() + LINGER
+        if not isinstance(self.stream, trio.SSLStream):  # which cannot say so without closing
             async with self.send_lock:
                 with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                     await self.stream.send_eof()
@@ -224,6 +234,16 @@ class RequestTasks(TaskGroup):
                 except trio.WouldBlock:
                     await feed.send(message)
 
-        spawners = trio.to_thread.run_sync, trio.from_thread.run
-        self.spawn(_handle, run_while_fed, config, scope, messages.receive, send, *spawners)
+        self.start_app(run_while_fed, config, scope, messages.receive, send)
         return put
+
+    def start_app(
+        self,
+        app: Callable[..., Awaitable[None]],
+        config: Config,
+        scope: Scope,
+        receive: ASGIReceiveCallable,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> None:
+        """Start `app`, whose failures are logged and end its answer."""
+        self.spawn(_handle, app, config, scope, receive, send, trio.to_thread.run_sync, trio.from_thread.run)
