@@ -191,6 +191,26 @@ def test_without_an_installer_the_error_says_so(monkeypatch: pytest.MonkeyPatch)
         fetch_model(lambda _line: None, weights=TINY)
 
 
+@pytest.mark.parametrize(
+    ("cache_home", "cause"),
+    [("/dev/null", "Not a directory"), ("/proc", "No such file or directory"), (f"/{'x' * 300}", "too long")],
+)
+def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(
+    cache_home: str, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", cache_home)
+    with pytest.raises(EngineError, match="there is no model to run"):
+        find_model(weights=TINY)
+    with pytest.raises(EngineError, match=f"^Tiny cannot be kept in {cache_home}/trio-admission: .*{cause}"):
+        fetch_model(lambda _line: None, weights=TINY)
+
+
+def test_a_lock_that_cannot_be_written_is_such_an_error_too(cache: Path) -> None:
+    (cache / "fetch.lock").mkdir(parents=True)
+    with pytest.raises(EngineError, match=f"^Tiny cannot be kept in {cache}: Is a directory"):
+        fetch_model(lambda _line: None, weights=TINY)
+
+
 @pytest.mark.usefixtures("installer")
 def test_what_a_killed_fetch_left_behind_is_not_used(cache: Path, index: Path) -> None:
     publish(index)

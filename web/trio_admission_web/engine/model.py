@@ -68,12 +68,12 @@ def find_model(path: Path | None = None, *, weights: Weights = SMOLLM2) -> Model
         EngineError: there is none, and the text says how to get it; or the file at `path` is no model.
     """
     if path is not None:
-        if not path.is_file():
+        if not _is_file(path):
             raise EngineError(f"there is no model file {path}")
         _check_magic(path)
         return Model(path.stem, path)
     for place in _places(weights):
-        if place.is_file():
+        if _is_file(place):
             return Model(weights.name, place, weights.chat_template)
     raise EngineError(
         f"there is no model to run: `trio-admission fetch-model` gets {weights.name} "
@@ -94,9 +94,20 @@ def fetch_model(progress: Callable[[str], None], *, weights: Weights = SMOLLM2) 
     processes that fetch at once only one downloads.
 
     Raises:
-        EngineError: it cannot be downloaded, or it is not the file that it should be; nothing is left behind.
+        EngineError: it cannot be downloaded or kept, or it is not the file that it should be; nothing is left
+            behind.
     """
     target = _cached(weights)
+    try:
+        return _fetch(weights, target, progress)
+    except OSError as error:
+        raise EngineError(
+            f"{weights.name} cannot be kept in {target.parent}: {error.strerror}"
+            " (XDG_CACHE_HOME may name another cache)"
+        ) from error
+
+
+def _fetch(weights: Weights, target: Path, progress: Callable[[str], None]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / "fetch.lock").open("w") as lock:
         try:
@@ -126,6 +137,10 @@ def fetch_model(progress: Callable[[str], None], *, weights: Weights = SMOLLM2) 
         return target
 
 
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113 - pathlib's raises where nobody may look, or the name is too long
+
+
 def _check_magic(path: Path) -> None:
     try:
         with path.open("rb") as file:
@@ -145,9 +160,12 @@ def _places(weights: Weights) -> Iterator[Path]:
 
 
 def _cached(weights: Weights) -> Path:
-    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The specification says that a relative path is to be ignored.
-    cache = configured if configured.is_absolute() else Path.home() / ".cache"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not cache.is_absolute():  # the specification says that such a path is to be ignored
+        try:
+            cache = Path.home() / ".cache"
+        except RuntimeError as error:
+            raise EngineError("there is no home directory: set HOME or XDG_CACHE_HOME") from error
     return cache / "trio-admission" / weights.file
 
 
