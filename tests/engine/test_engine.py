@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from tests.support.engine import CHAT, RunningEngine, small
-from trio_admission_web.engine import EngineError, Model, run_engine
+from trio_admission_web.engine import EngineError, Model, find_model, run_engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -177,12 +177,32 @@ async def test_a_crash_is_an_error_that_says_so() -> None:
             os.kill(engine.pid, signal.SIGKILL)
 
 
-async def test_a_bad_model_is_an_error_with_the_end_of_the_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("whole", "reason"),
+    [
+        (b"no weights in here" * 100, "invalid magic characters"),
+        (b"GGUF and no more of a model", "this GGUF file is version"),
+        (None, "is not within the file bounds, model is corrupted or incomplete"),
+    ],
+    ids=["other", "old", "cut"],
+)
+@pytest.mark.parametrize(
+    ("is_cached", "remedy"), [(False, ""), (True, "; `trio-admission fetch-model` repairs it")]
+)
+async def test_a_bad_model_is_one_sentence_with_the_reason(
+    whole: bytes | None, reason: str, is_cached: bool, remedy: str, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"no weights in here" * 100)
-    with pytest.raises(EngineError, match=r"broken\.gguf did not start \(exit status 1\)") as caught:
-        await run_engine(small(model=Model("broken", broken)))
-    assert "invalid magic characters" in str(caught.value)
+    if whole is None:
+        with find_model().path.open("rb") as file:
+            whole = file.read(4 * 2**20)
+    broken.write_bytes(whole)
+    with pytest.raises(EngineError) as caught:
+        await run_engine(small(model=Model("broken", broken, is_cached=is_cached)))
+    [sentence] = str(caught.value).splitlines()
+    assert sentence.startswith(f"the embedded engine with {broken} did not start: ")
+    assert reason in sentence
+    assert sentence.endswith(remedy)
 
 
 async def test_a_port_in_use_is_an_error_with_the_end_of_the_log() -> None:

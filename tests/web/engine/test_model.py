@@ -136,7 +136,8 @@ def test_an_installed_package_is_found_without_being_imported(
 def test_the_cached_model_is_found(cache: Path) -> None:
     cache.mkdir(parents=True)
     (cache / "tiny.gguf").write_bytes(CONTENT)
-    assert find_model(weights=TINY) == Model("Tiny", cache / "tiny.gguf", TINY.chat_template)
+    found = Model("Tiny", cache / "tiny.gguf", TINY.chat_template, is_cached=True)
+    assert find_model(weights=TINY) == found
 
 
 @pytest.mark.parametrize("setting", ["", "relative/cache"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,10 @@ _GRACE: Final = 2.0
 _LAST_GRACE: Final = 1.0
 _LOG_KEPT: Final = 4096  # bytes of a server's output that are kept for an error's text
 _LINES_SHOWN: Final = 8
+# How llama.cpp says what is wrong with a model, among a dozen lines that say that something is.
+_NO_MODEL: Final = re.compile(
+    r"(?:gguf_init\w*|error loading model): (?!llama_model_loader: failed to load model)(.+)"
+)
 _LAST_WORDS: Final = 1.0  # seconds for the rest of the output of a server that has ended
 
 
@@ -44,6 +49,7 @@ async def run_process(
     environ: Mapping[str, str],
     ready: Callable[[trio.Process], Awaitable[Engine | None]],
     task_status: trio.TaskStatus[Engine],
+    remedy: str = "",
     **pipes: Any,
 ) -> None:
     """Run a server in a child process until it ends, or until cancelled.
@@ -57,10 +63,12 @@ async def run_process(
         environ: Variables beside those of this process.
         ready: Returns the engine when it answers, or None when it never will.
         task_status: Gets the engine.
+        remedy: The end of a sentence: what helps if it finds its model to be damaged.
         pipes: As for `subprocess.Popen`; the output of ``stderr``, or else of ``stdout``, is kept.
 
     Raises:
-        EngineError: It could not be started, or it has ended; with the end of its output.
+        EngineError: It could not be started, or it has ended; with what it says of its model, if that was the
+            reason, else with the end of its output.
     """
     output = bytearray()
     was_up = False
@@ -95,9 +103,12 @@ async def run_process(
     if refused is not None:
         raise EngineError(f"{name} cannot be started: {refused.strerror}") from refused
     # Only the end of the process leads here: a cancel leaves from inside the nursery.
+    said = output.decode(errors="replace")
+    if not was_up and (reason := _NO_MODEL.search(said)):
+        raise EngineError("; ".join(filter(None, [f"{name} did not start: {reason[1].strip()}", remedy])))
     happened = "stopped by itself" if was_up else "did not start"
     what = f"{name} {happened} (exit status {process.returncode})"
-    if lines := output.decode(errors="replace").splitlines()[-_LINES_SHOWN:]:
+    if lines := said.splitlines()[-_LINES_SHOWN:]:
         what = "\n    ".join([f"{what}; the end of its log:", *lines])
     raise EngineError(what, was_killed=_signal_of(process.returncode) in {signal.SIGKILL, signal.SIGTERM})
 

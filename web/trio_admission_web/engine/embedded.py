@@ -107,6 +107,7 @@ async def run_engine(
         environ={"TRIO_ADMISSION_ENGINE_API_KEY": api_key},
         ready=ready,
         task_status=task_status,
+        remedy="`trio-admission fetch-model` repairs it" if config.model.is_cached else "",
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -24,7 +24,11 @@ DEMO_MODEL: Final = "default"
 
 _MAGIC: Final = b"GGUF"
 _OF_THE_SYSTEM: Final = re.compile(r"\[Errno -?\d+\] ([^'\"\n]+)")
-_OF_THE_INSTALLER: Final = re.compile(r"(?m)^\s*(?:ERROR:|error:|cause:|Caused by:|×|╰─▶)")
+_OF_THE_INSTALLER: Final = re.compile(
+    r"(?m)^\s*(?:ERROR:|error:|cause:|Caused by:|\N{MULTIPLICATION SIGN}|╰─▶)"
+)
+    r"(?m)^\s*(?:ERROR:|error:|cause:|Caused by:|\N{MULTIPLICATION SIGN}|╰─▶)"
+)
 
 
 @final
@@ -35,6 +39,8 @@ class Model:
     name: str
     path: Path
     chat_template: Path | None = None
+    is_cached: bool = False
+    """Whether `fetch_model` has put it where it is, and does so again if it is damaged."""
 
 
 @final
@@ -77,7 +83,7 @@ def find_model(path: Path | None = None, *, weights: Weights = SMOLLM2) -> Model
         return Model(path.stem, path)
     for place in _places(weights):
         if _is_file(place):
-            return Model(weights.name, place, weights.chat_template)
+            return Model(weights.name, place, weights.chat_template, is_cached=place == _cached(weights))
     raise EngineError(
         f"there is no model to run: `trio-admission fetch-model` gets {weights.name} "
         f"({weights.size / 1e6:.0f} MB), and `--model PATH` takes any GGUF file"
