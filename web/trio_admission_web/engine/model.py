@@ -27,8 +27,6 @@ _OF_THE_SYSTEM: Final = re.compile(r"\[Errno -?\d+\] ([^'\"\n]+)")
 _OF_THE_INSTALLER: Final = re.compile(
     r"(?m)^\s*(?:ERROR:|error:|cause:|Caused by:|\N{MULTIPLICATION SIGN}|╰─▶)"
 )
-    r"(?m)^\s*(?:ERROR:|error:|cause:|Caused by:|\N{MULTIPLICATION SIGN}|╰─▶)"
-)
 
 
 @final
