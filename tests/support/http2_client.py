@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -158,7 +158,8 @@ class Stream:
 class Connection:
     """A connection. ``grants`` is whether the server gets back the window that its answers have used.
 
-    ``terminated`` is what the server has said when it goes away, ``log`` all that has come.
+    ``terminated`` is what the server has said when it goes away, ``log`` all that has come, ``resets`` the
+    numbers and codes of streams. Cancel ``reading`` to take nothing more.
     """
 
     def __init__(self, stream: trio.abc.Stream, socket: trio.SocketStream, window: int | None) -> None:
@@ -169,6 +170,8 @@ class Connection:
         self.closed = False
         self.terminated: ConnectionTerminated | None = None
         self.log: list[Event] = []
+        self.resets: list[tuple[int, ErrorCodes | int]] = []
+        self.reading = trio.CancelScope()
         self.h2 = H2Connection(
             H2Configuration(
                 client_side=True, validate_outbound_headers=False, normalize_outbound_headers=False
@@ -206,18 +209,20 @@ class Connection:
                 await self._news.park()
 
     async def read(self) -> None:
-        """Take what comes, to the end of the connection."""
-        try:
+        """Take what comes, to the end of the connection or for as long as it may."""
+        with self.reading, suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while data := await self.stream.receive_some(65536):
                 await self._take(bytes(data))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
+        if self.reading.cancelled_caught:
+            return
         self.closed = True
         self._news.unpark_all()
 
     async def _take(self, data: bytes) -> None:
         for event in self.h2.receive_data(data):
             self.log.append(event)
+            if isinstance(event, StreamReset):
+                self.resets.append((event.stream_id, event.error_code))
             if isinstance(event, ConnectionTerminated):
                 self.terminated = event
             if isinstance(event, DataReceived) and self.grants:

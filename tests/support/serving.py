@@ -150,6 +150,12 @@ def tasks() -> int:
     return trio.lowlevel.current_statistics().tasks_living
 
 
+def resident() -> int:
+    """Return the memory of this process, in bytes."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 async def until(condition: Callable[[], object], seconds: float = 5) -> None:
     """Wait until `condition` holds: the kernel, unlike Trio, does not say when it has passed something on."""
     with trio.fail_after(seconds):

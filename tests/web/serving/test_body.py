@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from quart import request
 from trio.testing import wait_all_tasks_blocked
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
 
-from tests.support.serving import Server, add_views, post, serving, tasks, until
+from tests.support.serving import Server, add_views, post, resident, serving, tasks, until
 from trio_admission_web.serving.app import ServingApp
 from trio_admission_web.serving.body import BoundedBody
 from trio_admission_web.serving.connection import request_scope
@@ -57,12 +56,6 @@ async def upload(server: Server, path: str, chunks: int) -> tuple[Answer, int]:
         answer = await client.read_answer()
         nursery.cancel_scope.cancel()
     return answer, sent
-
-
-def resident() -> int:
-    """Return the memory of this process, in bytes."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @reading

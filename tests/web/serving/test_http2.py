@@ -222,7 +222,7 @@ async def test_a_malformed_request_whose_body_comes_is_refused_and_the_body_is_n
         wrong = client.new()
         await wrong.begin(replaced(":path", "x"), end=False)
         assert (await wrong.read_answer()).status == 400
-        await client.wait(lambda: any(getattr(each, "error_code", 1) == 0 for each in client.log))
+        await client.wait(lambda: client.resets == [(wrong.number, ErrorCodes.NO_ERROR)])
         assert (await client.ask("GET", "/")).body == b"here"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import trio
 from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
@@ -125,6 +126,9 @@ class HTTP2Protocol:
             self._streams[number].answered = True
             self._connection.end_stream(number)
         self._outlet.flush()
+        if isinstance(event, Body):
+            # The only checkpoint of an application that does nothing but send, also to a client that has gone.
+            await trio.lowlevel.checkpoint()
 
     # ---- what comes
 

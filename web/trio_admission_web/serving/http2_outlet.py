@@ -107,7 +107,7 @@ class Outlet:
                 self._connection.send_data(number, piece[:room])
                 piece = piece[room:]
                 self.flush()
-                # The only checkpoint of an application that does nothing but send; and others get room, too.
-                await trio.lowlevel.checkpoint()
+                if piece:
+                    await trio.lowlevel.checkpoint()  # others get room, too
             else:
                 await self._streams[number].sender.park()
