@@ -250,6 +250,21 @@ async def test_thinking_has_the_same_shape(start_engine: StartEngine, tmp_path: 
         assert events_of(real) == events_of(fake)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        post(CHAT, {"messages": HI, "max_tokens": 3}),
+        post(RESPONSES, {"input": "Say hi", "max_output_tokens": 3}),
+    ],
+    ids=lambda asked: asked.path,
+)
+async def test_an_answer_without_a_word_has_the_same_events(engine: RunningEngine, asked: Asked) -> None:
+    assert isinstance(asked.body, dict)
+    asked = post(asked.path, asked.body, stream=True, grammar='root ::= ""')
+    real, fake = await both(engine, asked, default=Script(tokens=0))
+    assert events_of(real) == events_of(fake)
+
+
 async def test_several_prompts_and_choices_send_the_same_events(engine: RunningEngine) -> None:
     """In which order the sequences get their turns is the engine's own affair."""
     for asked in (

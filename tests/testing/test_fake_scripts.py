@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -45,6 +46,36 @@ async def test_scripts_are_used_in_the_order_of_arrival_then_the_default(server:
         tea = answer.status == 418
         contents.append(answer.body if tea else answer.json["choices"][0]["message"]["content"])
     assert contents == ["one", b"tea", "rest"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "begin"),
+    [
+        (CHAT, STREAM, "assistant"),
+        ("/v1/messages", STREAM, "message_start"),
+        ("/v1/responses", {"input": "hi", "stream": True}, "response.created"),
+    ],
+)
+async def test_an_answer_without_a_word_begins_like_any_other(
+    server: FakeLlamaServer, path: str, body: object, begin: str
+) -> None:
+    answer = await stream_of(server, Script(tokens=0), path, body)
+    first, *rest = data_of(answer.body)
+    assert begin in str(first)
+    assert begin not in str(rest)
+
+
+async def test_words_that_an_answer_has_not_come_to_cost_nothing() -> None:
+    tracemalloc.start()
+    try:
+        async with FakeLlamaServer(words=10**6, interval=1) as server:
+            client = RawClient(server.connect())
+            await client.request("POST", CHAT, STREAM)
+            await client.read_events(await client.read_head(), 3)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 * 2**20
 
 
 async def test_a_reset_comes_after_the_tokens(server: FakeLlamaServer) -> None:

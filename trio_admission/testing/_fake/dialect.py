@@ -99,8 +99,12 @@ class Dialect(ABC):
     def read_prompts(self) -> list[str]:
         """Return the prompts, or raise `ApiError`."""
 
+    def begin(self, index: int, timings: Timings) -> bytes:  # noqa: ARG002 (not every dialect has any)
+        """Return the events that come before all others of one sequence, even of one that says nothing."""
+        return b""
+
     @abstractmethod
-    def token(self, token: Token, *, first: bool) -> bytes:
+    def token(self, token: Token) -> bytes:
         """Return the events of one token."""
 
     @abstractmethod
@@ -118,11 +122,12 @@ class Dialect(ABC):
     def feed(self, result: Token | Ended) -> bytes:
         """Take the engine's next result and return the events that it makes."""
         said = self.said[result.index]
+        beginning = b"" if said.pieces else self.begin(result.index, result.timings)
         if isinstance(result, Token):
             said.pieces.append(result.piece)
-            return self.token(result, first=len(said.pieces) == 1)
+            return beginning + self.token(result)
         said.ended = result
-        return self.end(result.index, said)
+        return beginning + self.end(result.index, said)
 
     def identifier(self, prefix: str, part: int = 0) -> str:
         """Return an id of the server's length that tells the request's number."""

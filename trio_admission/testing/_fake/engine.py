@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 import trio
@@ -14,7 +14,7 @@ from .results import Broken, Ended, Failed, Launched, Result, Timings, Token
 from .script import Cut, End, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from .http import Request
 
@@ -31,7 +31,7 @@ class Job:
 
     request: Request
     prompt: list[str]
-    sequences: Sequence[Sequence[Piece]]
+    sequences: Sequence[Iterator[Piece]]
     first_index: int
     limit: int | None
     pin: int | None
@@ -163,10 +163,9 @@ class Engine:
         await trio.sleep(job.prefill)  # a batch cannot be interrupted
         run.began = trio.current_time()
         await self._remember(slot, job.prompt[run.cached :])
-        pieces = job.sequences[run.offset]
         allowed = min(self.n_ctx - len(job.prompt), self.n_ctx if job.limit is None else max(job.limit, 1))
-        spoken = pieces[: allowed if job.cut is None else min(allowed, job.cut.after)]
-        for number, piece in enumerate(spoken):
+        last = allowed if job.cut is None else min(allowed, job.cut.after)
+        for number, piece in enumerate(islice(job.sequences[run.offset], last)):
             if not await _pause(job, number):
                 return None
             run.decoded += 1
@@ -174,8 +173,8 @@ class Engine:
             heard = Piece(_SPOILT, piece.kind, piece.call, piece.name) if run.spoilt else piece
             self._deliver(job, Token(index, heard, _timings(run)))
         if job.cut is None:
-            return Ended(index, allowed <= len(pieces), _timings(run), slot.id)
-        if not await _pause(job, len(spoken)):
+            return Ended(index, run.decoded == allowed, _timings(run), slot.id)
+        if not await _pause(job, run.decoded):
             return None
         if job.cut.how is End.SILENCE:  # the slot stays taken, as when a server hangs
             self._deliver(job, Broken(End.SILENCE))

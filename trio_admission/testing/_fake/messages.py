@@ -29,11 +29,13 @@ class Message(Dialect):
             messages = [*system, *messages]
         return [chat_prompt(messages, self.body.get("tools"), vision=self.facts.vision)]
 
-    def token(self, token: Token, *, first: bool) -> bytes:
-        """Return the token's delta, after the start of the message or of its block."""
+    def begin(self, index: int, timings: Timings) -> bytes:  # noqa: ARG002 (a message has one sequence)
+        """Return the start of the message."""
+        return typed_event({"type": "message_start", "message": self._message(timings)})
+
+    def token(self, token: Token) -> bytes:
+        """Return the token's delta, after the start of its block."""
         piece, opening = token.piece, b""
-        if first:
-            opening = typed_event({"type": "message_start", "message": self._message(token.timings)})
         key = (piece.kind, piece.call)
         if key not in self._blocks:
             self._blocks[key] = len(self._blocks)
@@ -42,7 +44,7 @@ class Message(Dialect):
                 "index": self._blocks[key],
                 "content_block": self._empty(piece),
             }
-            opening += typed_event(block)
+            opening = typed_event(block)
         match piece.kind:
             case Kind.REASONING:
                 delta = {"type": "thinking_delta", "thinking": piece.text}

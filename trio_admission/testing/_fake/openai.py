@@ -22,11 +22,12 @@ class ChatCompletion(Dialect):
         """Return the conversation as one prompt."""
         return [chat_prompt(self.body.get("messages"), self.body.get("tools"), vision=self.facts.vision)]
 
-    def token(self, token: Token, *, first: bool) -> bytes:
-        """Return the token's chunk, after the role's if it is the first."""
-        opening = b""
-        if first:
-            opening = self._chunk(token.index, {"role": "assistant", "content": None})
+    def begin(self, index: int, timings: Timings) -> bytes:  # noqa: ARG002 (they come at the end)
+        """Return the chunk of the role."""
+        return self._chunk(index, {"role": "assistant", "content": None})
+
+    def token(self, token: Token) -> bytes:
+        """Return the token's chunk."""
         piece = token.piece
         match piece.kind:
             case Kind.REASONING:
@@ -42,7 +43,7 @@ class ChatCompletion(Dialect):
                 delta = {"tool_calls": [call]}
         choice = {"logprobs": _logprobs([piece.text])} if self.body.get("logprobs") else {}
         extra = {"timings": timings_body(token.timings)} if self.body.get("timings_per_token") else {}
-        return opening + self._chunk(token.index, delta, choice, **extra)
+        return self._chunk(token.index, delta, choice, **extra)
 
     def end(self, index: int, said: Said) -> bytes:
         """Return the chunk with the finish reason, and that with the usage if it was asked for."""
@@ -116,7 +117,7 @@ class Completion(_Texts):
 
     terminal: ClassVar[bytes] = event("[DONE]")
 
-    def token(self, token: Token, *, first: bool) -> bytes:  # noqa: ARG002 (every token looks the same here)
+    def token(self, token: Token) -> bytes:
         """Return the token's chunk."""
         logprobs = _logprobs([token.piece.text]) if self.body.get("logprobs") else None
         return event(self._body([_text_choice(token.index, token.piece.text, None, logprobs)]))
@@ -152,7 +153,7 @@ class NativeCompletion(_Texts):
 
     limits: ClassVar[tuple[str, ...]] = ("n_predict", "max_tokens")
 
-    def token(self, token: Token, *, first: bool) -> bytes:  # noqa: ARG002 (every token looks the same here)
+    def token(self, token: Token) -> bytes:
         """Return the token's object."""
         timings = token.timings
         return event({

@@ -9,7 +9,7 @@ from .errors import ApiError
 from .script import Kind, Piece
 
 if TYPE_CHECKING:
-    from .results import Token
+    from .results import Timings, Token
 
 _PREFIXES = {Kind.REASONING: "rs_", Kind.TEXT: "msg_", Kind.CALL: "fc_"}
 
@@ -32,15 +32,17 @@ class Response(Dialect):
         items = given if isinstance(given, list) else [{"role": "user", "content": given}]
         return [chat_prompt([*system, *map(_turn, items)], self.body.get("tools"), vision=self.facts.vision)]
 
-    def token(self, token: Token, *, first: bool) -> bytes:
-        """Return the token's delta, after the start of the response or of its item."""
+    def begin(self, index: int, timings: Timings) -> bytes:  # noqa: ARG002 (a response has one sequence)
+        """Return the start of the response."""
+        started = {"id": self.identifier("resp_"), "object": "response", "status": "in_progress"}
+        return b"".join(
+            typed_event({"type": f"response.{how}", "response": started})
+            for how in ("created", "in_progress")
+        )
+
+    def token(self, token: Token) -> bytes:
+        """Return the token's delta, after the start of its item."""
         piece, events = token.piece, []
-        if first:
-            started = {"id": self.identifier("resp_"), "object": "response", "status": "in_progress"}
-            events += [
-                typed_event({"type": f"response.{how}", "response": started})
-                for how in ("created", "in_progress")
-            ]
         identifier = self._item_id(piece.kind, piece.call)
         if identifier not in self._open:
             self._open.add(identifier)

@@ -101,7 +101,10 @@ class Script:
     def pieces(self, label: str, default: int) -> Iterator[Piece]:
         """Yield the tokens; `label` starts each default word, `default` says how many there are."""
         words = default if self.tokens is None else self.tokens
-        texts = [f"{' ' if k else ''}{label}w{k}" for k in range(words)] if isinstance(words, int) else words
+        if isinstance(words, int):  # one by one, since there may be millions of which few are ever sent
+            texts: Iterable[str] = (f"{' ' if k else ''}{label}w{k}" for k in range(words))
+        else:
+            texts = words
         yield from (Piece(text, Kind.REASONING) for text in self.reasoning)
         yield from (Piece(text) for text in texts)
         for number, call in enumerate(self.tool_calls):

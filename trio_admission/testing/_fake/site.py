@@ -175,7 +175,7 @@ class Site:
         return Job(
             request=request,
             prompt=tokenize(dialect.prompts[number]),
-            sequences=[list(script.pieces(one, options.words)) if dialect.speaks else [] for one in labels],
+            sequences=[script.pieces(one, options.words) if dialect.speaks else iter(()) for one in labels],
             first_index=first,
             limit=dialect.limit,
             pin=dialect.pin,

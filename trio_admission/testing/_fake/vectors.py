@@ -21,9 +21,9 @@ class _Silent(Dialect):
 
     speaks: ClassVar[bool] = False
 
-    def token(self, token: Token, *, first: bool) -> bytes:
+    def token(self, token: Token) -> bytes:
         """Never asked."""
-        raise AssertionError(token, first)
+        raise AssertionError(token)
 
     def end(self, index: int, said: Said) -> bytes:  # noqa: ARG002 (nothing was said)
         """Return nothing."""
