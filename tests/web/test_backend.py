@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -10,8 +11,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.gateway import CHAT, call, chat, gateway
+from tests.support.gateway import CHAT, UPSTREAM, call, chat, gateway, settings_for
 from trio_admission.testing.fake_llama_server import End, FakeLlamaServer, Raw, Reply, Request
+from trio_admission_web.app import create_app
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -152,3 +154,29 @@ async def test_an_unready_backend_says_when_to_come_again(autojump_clock: MockCl
         reply = await call(app, "/ready", method="GET")
     assert reply.error["code"] == "backend_unavailable"
     assert int(reply.headers["retry-after"]) > 0
+
+
+async def test_a_server_that_never_was_there_is_told_by_its_address_and_is_not_gone(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(_host: str, _port: int) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "secret")
+
+    app = create_app(settings_for("http://llama.test:81/secret", api_key="secret"), network=refuse)
+    async with app.test_app():
+        await wait_all_tasks_blocked()
+    [record] = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert record.getMessage() == (
+        "backend default at http://llama.test:81 is not there: /health cannot be asked (connection refused)"
+    )
+
+
+async def test_a_server_that_was_there_is_gone(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = FakeLlamaServer()
+    async with gateway(server):
+        server.crash()
+        await trio.sleep(20)
+    assert f"backend default at {UPSTREAM} is gone: /health cannot be asked" in caplog.text

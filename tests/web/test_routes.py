@@ -109,8 +109,21 @@ async def test_a_light_request_tells_of_a_backend_that_is_away(autojump_clock: M
     server = FakeLlamaServer()
     async with gateway(server) as app:
         server.crash()
+        lost = await call(app, "/v1/models", method="GET")
+        await trio.sleep(11)  # it has been looked at
+        away = [
+            await call(app, path, b"{}" if method == "POST" else b"", method=method)
+            for method, path in (("GET", "/v1/models"), ("GET", "/props"), ("POST", "/tokenize"))
+        ]
+    assert (lost.status, lost.error["code"]) == (502, "bad_gateway")
+    assert [(each.status, each.error["code"]) for each in away] == [(503, "backend_unavailable")] * 3
+    assert all(int(each.headers["retry-after"]) >= 1 for each in away)
+
+
+async def test_a_light_request_does_not_wait_for_a_model_that_loads(autojump_clock: MockClock) -> None:
+    async with gateway(FakeLlamaServer(loading=True)) as app:
         reply = await call(app, "/v1/models", method="GET")
-    assert (reply.status, reply.error["code"]) == (502, "bad_gateway")
+    assert (reply.status, reply.error["code"], reply.seconds) == (503, "backend_unavailable", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from .token_budget import TokenBudget
 from .upstream import Upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from trio_admission import AdmissionConfig, ParkBudget
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .settings import BackendSettings
     from .supervision import Patience
     from .token_budget import Charge
-    from .upstream import Network
+    from .upstream import Header, Network, WholeAnswer
     from .wire.exchange import Exchange
 
 log: Final = logging.getLogger(__name__)
@@ -108,6 +108,9 @@ class Backend:
         self._looks = 0
         self._looked_at = -math.inf
         self._busy: frozenset[int] = frozenset()
+        self._was_there = False
+        # The address of a server of ours is another one at each start, and means nothing to anybody.
+        self._place = "" if settings.url is None else f"at {self.upstream.origin}"
         self._hurried = False
         self._said: dict[str, str] = {}  # the last line in the log, by what it is about
 
@@ -181,7 +184,10 @@ class Backend:
             self._take(props)
         elif state is State.UNKNOWN and self._configured is None:
             self._note("slots", logging.WARNING, f"is not asked how many slots it has: {heard}; using 1")
-        self._note("state", logging.INFO if state.serves else logging.WARNING, f"is {state.value}: {heard}")
+        self._was_there |= state is not State.GONE
+        word = state.value if self._was_there else "not there"
+        news = f"{self._place} is {word}: {heard}".lstrip()
+        self._note("state", logging.INFO if state.serves else logging.WARNING, news)
         if state in {State.GONE, State.LOADING, State.SLEEPING}:
             self.seats.forget()
         self.seats.tidy()
@@ -221,6 +227,23 @@ class Backend:
         for scope in self._settling:
             scope.cancel()
 
+    async def fetch(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Sequence[Header] = (),
+        query: bytes = b"",
+        body: bytes = b"",
+    ) -> WholeAnswer:
+        """Ask the server what takes no slot, whoever waits; see `Upstream.fetch`.
+
+        Raises:
+            ProblemError: Also `backend_unavailable`, while the server is known to be away.
+        """
+        self.condition.check_now()
+        return await self.upstream.fetch(method, path, headers=headers, query=query, body=body)
+
     async def listed_models(self) -> list[dict[str, object]]:
         """Return its entries for the list of models: those configured, else what it says.
 
@@ -242,7 +265,8 @@ class Backend:
             news = f"has {slots} slots, not the {self._configured} configured"
             self._note("slots", logging.WARNING, news)
         else:
-            self._note("slots", logging.INFO, f"has {slots} slots, of which {used} are used")
+            news = f"has {slots} slots" + ("" if used == slots else f"; it is sent {used} requests at once")
+            self._note("slots", logging.INFO, news)
         if used != now:
             self.pool.resize(slots=used)
         if self._tokens.is_kept and self.settings.kv_tokens is None and self.context is not None:

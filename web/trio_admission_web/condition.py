@@ -129,6 +129,15 @@ class Condition:
         if self.is_given_up:
             raise ProblemError(backend_unavailable(retry_after=AWAY_RETRY))
 
+    def check_now(self) -> None:
+        """Refuse what is asked of the backend without a place in the line, unless it served when last asked.
+
+        Raises:
+            ProblemError: `backend_unavailable`.
+        """
+        if not self.state.serves:
+            raise ProblemError(backend_unavailable(retry_after=AWAY_RETRY))
+
     async def serving(self) -> None:
         """Wait until requests can be sent.
 

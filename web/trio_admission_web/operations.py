@@ -110,5 +110,5 @@ async def _look(gateway: Gateway, path: str) -> Response:
     backend = gateway.backend if name is None else gateway.backends.get(name)
     if backend is None:
         raise ProblemError(problems.not_found())
-    answer = await backend.upstream.fetch("GET", path)
+    answer = await backend.fetch("GET", path)
     return typed(Response(answer.body, answer.status), answer.content_type)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from .condition import State
+from .network import reason_of
 from .problems import ProblemError
 from .upstream import LostError
 
@@ -120,8 +121,9 @@ async def ask(upstream: Upstream, path: str) -> Said:
     with trio.move_on_after(_PATIENCE):
         try:
             answer = await upstream.fetch("GET", path, query=_QUERY)
-        except LostError:
-            return Said("cannot be asked")
+        except LostError as error:
+            reason = reason_of(error)
+            return Said("cannot be asked" + (f" ({reason})" if reason else ""))
         except ProblemError:
             return Said("answers no HTTP", status=0)
         value = read_json(answer.body) if answer.status == 200 else None

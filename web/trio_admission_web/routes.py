@@ -157,7 +157,7 @@ async def _ask(gateway: Gateway, path: str) -> Response:
         model = read_text(read_object(body), "model")
         _check_model(gateway, model)
         backend = gateway.directory.choose(model)
-    answer = await backend.upstream.fetch(
+    answer = await backend.fetch(
         "POST", path, headers=_upstream_headers(), query=request.query_string, body=body
     )
     return typed(Response(answer.body, answer.status), answer.content_type)
@@ -195,9 +195,7 @@ def _has_own_list(gateway: Gateway) -> bool:
 
 
 async def _own_list(gateway: Gateway, path: str) -> WholeAnswer:
-    return await gateway.backend.upstream.fetch(
-        "GET", path, headers=_upstream_headers(), query=request.query_string
-    )
+    return await gateway.backend.fetch("GET", path, headers=_upstream_headers(), query=request.query_string)
 
 
 async def _common_list(gateway: Gateway) -> list[dict[str, object]]:
@@ -265,7 +263,7 @@ async def _tell(gateway: Gateway, _error: BaseException | None) -> None:
         return
     seconds, route = trio.current_time() - g.arrived, _route()
     answered = "answered" if g.get("status", 0) < 400 else "backend_error"
-    outcome = g.get("outcome", answered) if "status" in g else "client_gone"
+    outcome = g.get("outcome", answered) if "status" in g else gateway.outcome_of_cut
     gateway.metrics.ended(route, outcome, seconds)
     if route not in QUIET:
         tell(

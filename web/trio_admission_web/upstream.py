@@ -178,6 +178,11 @@ class Upstream:
         if api_key is not None:
             self._own_headers.append((b"authorization", b"Bearer " + api_key.encode()))
 
+    @property
+    def origin(self) -> str:
+        """The address without its path, for the log."""
+        return "{0.scheme}://{0.netloc}".format(urlsplit(self.url or ""))
+
     @asynccontextmanager
     async def open(
         self,
