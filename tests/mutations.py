@@ -63,10 +63,7 @@ MUTATIONS = [
         "the waiter is woken before its grant is recorded",
         "_granting",
         'Record a grant, then wake whoever waits for it."""\n',
-        'Record a grant, then wake whoever waits for it."""\n'
-        "        if claim.wake is not None:\n"
-        "            claim.wake.send_nowait(claim.slots)\n"
-        "            claim.wake = None\n",
+        'Record a grant, then wake whoever waits for it."""\n        claim.wake_up()\n',
     ),
     Mutation(
         "G3",
@@ -93,8 +90,8 @@ MUTATIONS = [
         "G5",
         "somebody smaller passes the head",
         "_granting",
-        "                if head is None or not self.held.take(head):\n                    break",
-        "                if head is None or not self.held.take(head):\n"
+        "                if head is None or not held.take(head):\n                    break",
+        "                if head is None or not held.take(head):\n"
         "                    others = self.line.order(now, self.held.share)\n"
         "                    head = next((other for other in others if self.held.take(other)), None)\n"
         "                if head is None:\n"
@@ -346,8 +343,8 @@ MUTATIONS = [
         "W3",
         "slots do not shorten the wait",
         "_granting",
-        " / len(self.took) / self.held.size",
-        " / len(self.took)",
+        "beyond / len(self.took)) / self.held.size",
+        "beyond / len(self.took))",
     ),
     Mutation(
         "C1", "infinity is a timeout", "_config", "if not math.isfinite(seconds):", "if math.isnan(seconds):"

@@ -176,7 +176,7 @@ assert_type(run_in_virtual_time(answer), int)
 async def mistakes(pool: SlotPool, lease: Lease) -> None:
     SlotPool()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     SlotPool("4")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    pool.admit(Cost())  # type: ignore[arg-type, call-arg]  # pyright: ignore[reportCallIssue]
+    pool.admit(Cost())  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     pool.admit(flow=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.admit(max_wait="soon")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     lease.slot = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]

@@ -4,38 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol, TypedDict
+from types import EllipsisType
+from typing import TYPE_CHECKING
 
-from ._records import ONE_SLOT, Cost
+from ._budget import ResumeTicket
+from ._records import ONE_SLOT, Cost, require_kind
 from ._states import WAITING, LeaseState
 
 if TYPE_CHECKING:
-    from types import EllipsisType
+    from collections.abc import Callable
 
-    from ._budget import IssuedTicket, ResumeTicket
+    from ._budget import IssuedTicket
     from ._errors import AdmissionError
-
-
-class Request(TypedDict, total=False):
-    """What a reservation can be asked for; `SlotPool.admit` says what each means."""
-
-    cost: Cost
-    flow: str
-    weight: float
-    priority: int
-    prefer_slot: int | None
-    ticket: ResumeTicket | str | None
-    max_wait: float | None
-
-
-class Wake(Protocol):
-    """The granting side of the channel over which a grant reaches the task that waits for it."""
-
-    def send_nowait(self, slots: tuple[int, ...], /) -> None:
-        """Hand the slots over."""
-
-    def close(self) -> None:
-        """Tell the waiting task that there will be none."""
 
 
 class Claim:
@@ -46,13 +26,12 @@ class Claim:
 
     preferred: tuple[int, ...] = ()  # a return prefers the ids that it had
     token: str | None = None  # of a resume ticket
-    parent: Claim | None = None
 
     id = 0  # counted from 1 on arrival
     state: LeaseState = WAITING
     since = 0.0  # when it joined its line; once granted, when it was granted
     deadline = math.inf  # of its first wait
-    wake: Wake | None = None  # set while a task waits
+    wake: Callable[[], object] | None = None  # wakes the task that waits, and is set as long as it does
     refusal: AdmissionError | None = None  # what ended its wait without a grant
 
     granted = False  # it was granted once
@@ -69,23 +48,27 @@ class Claim:
     ticket: IssuedTicket | None = None  # the resume ticket that it issued
 
     def __init__(
-        self,
-        cost: Cost = ONE_SLOT,
-        flow: str = "",
-        weight: float = 1.0,
-        priority: int = 0,
+        self, cost: Cost = ONE_SLOT, flow: str = "", weight: float = 1.0, priority: int = 0,
         max_wait: float | EllipsisType | None = ...,  # as the pool's config says
-        prefer_slot: int | None = None,
-        ticket: ResumeTicket | str | None = None,
-    ) -> None:
-        if weight != 1.0 and not 0 < weight < math.inf:
-            raise ValueError(f"weight must be above 0, not {weight!r}")
-        if max_wait is not None and max_wait is not ... and not max_wait >= 0:
-            raise ValueError(f"max_wait must be None or at least 0 seconds, not {max_wait!r}")
+        prefer_slot: int | None = None, ticket: ResumeTicket | str | None = None,
+    ) -> None:  # fmt: skip
+        self.plain = cost is ONE_SLOT and prefer_slot is None and ticket is None  # as most are
+        if not (self.plain and flow == "" and weight == 1.0 and priority == 0 and max_wait is ...):
+            # What is wrong must fail here, for the caller; not for whoever leaves later and looks at it.
+            require_kind(
+                cost=(cost, Cost), flow=(flow, str), weight=(weight, int | float), priority=(priority, int),
+                max_wait=(max_wait, int | float | EllipsisType | None), prefer_slot=(prefer_slot, int | None),
+                ticket=(ticket, ResumeTicket | str | None),
+            )  # fmt: skip
+            if not 0 < weight < math.inf:
+                raise ValueError(f"weight must be above 0, not {weight!r}")
+            if max_wait is not None and max_wait is not ... and not max_wait >= 0:
+                raise ValueError(f"max_wait must be None or at least 0 seconds, not {max_wait!r}")
         self.cost = cost
         self.key = (flow, priority)
         self.weight = weight
         self.max_wait = max_wait
+        self.parent: Claim | None = None
         if prefer_slot is not None:
             self.preferred = (prefer_slot,)
         if ticket is not None:
@@ -95,6 +78,12 @@ class Claim:
     def flow(self) -> str:
         """On whose behalf it is."""
         return self.key[0]
+
+    def wake_up(self) -> None:
+        """Let the task go on that waits for it, if one does."""
+        wake, self.wake = self.wake, None
+        if wake is not None:
+            wake()
 
     @property
     def children(self) -> OrderedDict[Claim, None]:

@@ -92,13 +92,10 @@ class AdmissionConfig:
 
 
 def _read(
-    env: Mapping[str, str],
-    setting: str,
-    parse: Callable[[str], T | None],
-    prefixes: Sequence[str] = _PREFIXES,
+    env: Mapping[str, str], setting: str, parse: Callable[[str], T | None], under: Sequence[str] = _PREFIXES
 ) -> T | None:
     """Look for a setting under each prefix in turn; some were never there under the last."""
-    for prefix in prefixes:
+    for prefix in under:
         if value := env.get(prefix + setting, "").strip():
             try:
                 return parse(value)

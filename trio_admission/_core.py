@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from ._budget import IssuedTicket, ResumeTicket
 from ._errors import LineFull, PoolClosed, WaitTimeout
 from ._granting import Granting
-from ._records import ONE_SLOT, Cost, EventKind
+from ._records import ONE_SLOT, Cost, EventKind, require_kind
 from ._states import ENDED, HELD, PARKED, RETURNING, WAITING, Move, require
 
 if TYPE_CHECKING:
@@ -29,13 +29,15 @@ class Core(Granting):
         if claim.id:
             raise RuntimeError("a reservation may be entered only once")
         flow = self.calm
+        if flow is not None and (claim.key != flow.key or not claim.plain or claim.parent is not None):
+            flow = None
         claim.since = now = self._begin() if flow is None else self.now()
         claim.id = self._next_id()
-        if flow is not None and flow.waiters and claim.key == flow.key and claim.parent is None:
+        if flow is not None and flow.waiters:
             flow.waiters[claim] = self._ranking = None  # the head did not fit before, so nobody does
         elif flow is not None or self._comes_as_most_do(claim, now):
             self._fill(now, claim)
-        if claim.state is HELD:
+        if claim.granted:
             return
         if self.limited and claim.state is WAITING:
             self._limit(claim, now)
@@ -77,13 +79,15 @@ class Core(Granting):
 
     def leave(self, claim: Claim, *, lost: bool = False) -> None:
         """Take back all that the claim has, whatever its state. The short way is what that means for most."""
-        if self.calm is not None and claim.state is HELD and claim.charge is ONE_SLOT:
+        flow = self.calm
+        if flow is not None and claim.state is HELD and claim.charge is ONE_SLOT:
             now = self.now()
             del self.holders[claim]
             self.held.cold[claim.slots[0]] = None
             self.took.append(now - claim.since)
             claim.state, claim.slots = ENDED, ()
-            self._fill(now)
+            if flow.waiters:
+                self._fill(now)
             return
         if claim.state is ENDED:
             return
@@ -127,8 +131,7 @@ class Core(Granting):
         self.held.cool(claim.preferred, claim)
         kind, seconds = (EventKind.REFUSED, None) if reason else (EventKind.TIMED_OUT, now - claim.since)
         self.announcer.note(kind, claim, seconds, reason)
-        if claim.wake is not None:
-            claim.wake.close()
+        claim.wake_up()
 
     def park(self, claim: Claim) -> None:
         """Give the claim's slots back, unless the budget refuses; then it keeps them."""
@@ -148,6 +151,7 @@ class Core(Granting):
     def come_back(self, claim: Claim, cost: Cost) -> None:
         """End a park: hold again at once or wait ahead of newcomers, then at ``cost``."""
         require(Move.RETURN, claim.state)
+        require_kind(cost=(cost, Cost))
         now = self._begin()
         if claim.open or (claim.refused and self._stays_where_it_is(claim, cost)):
             claim.state = HELD
@@ -167,6 +171,7 @@ class Core(Granting):
     def unpark(self, claim: Claim, cost: Cost) -> None:
         """Wait for slots inside a park, at ``cost``, unless it has them. The budget's claim stays."""
         require(Move.UNPARK, claim.state)
+        require_kind(cost=(cost, Cost))
         if claim.open or claim.refused:
             return
         now = self._begin()

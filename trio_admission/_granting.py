@@ -84,16 +84,11 @@ class Granting:
         # A returning holder that waits does not fit, and nobody goes before it.
         nobody_could = self.suspensions or self.line.returning or held.charge_for(ONE_SLOT) is None
         return PoolStatistics(
-            name=self.name,
-            slots=held.size,
-            held=held.slots,
+            name=self.name, slots=held.size, held=held.slots,
             free=0 if nobody_could else held.size - held.slots,
-            waiting=self.line.newcomers,
-            parked=len(self.parked),
-            returning=len(self.line.returning),
-            kv_tokens=held.kv_tokens,
-            kv_held=held.tokens,
-        )
+            waiting=self.line.newcomers, parked=len(self.parked), returning=len(self.line.returning),
+            kv_tokens=held.kv_tokens, kv_held=held.tokens,
+        )  # fmt: skip
 
     def waits(self, claim: Claim) -> bool:
         """Say whether the claim stands in the line, as a newcomer or on its way back."""
@@ -128,8 +123,15 @@ class Granting:
         return min(60.0, max(1.0, expected * random.uniform(0.8, 1.2)))  # noqa: S311  # not a secret
 
     def _wait_at(self, place: int) -> float | None:
-        """Return the expected wait at a place in line: each ``mean / slots`` seconds a slot comes free."""
-        return place * sum(self.took) / len(self.took) / self.held.size if self.took else None
+        """Return the expected wait at a place in line: each ``mean / slots`` seconds a slot comes free.
+
+        Holders who have outlasted the mean raise it by what they have held beyond it.
+        """
+        if not self.took:
+            return None
+        now, mean = self.now(), sum(self.took) / len(self.took)
+        beyond = sum(max(0.0, now - claim.since - mean) for claim in self.holders)
+        return place * (mean + beyond / len(self.took)) / self.held.size
 
     def _ranks(self) -> dict[Claim, int]:
         """Return the place of everybody who waits, in order; the same until the next change."""
@@ -151,25 +153,21 @@ class Granting:
     def _fill(self, now: float, newcomer: Claim | None = None) -> None:
         """Grant to everybody who is next and fits. Every change ends here.
 
-        A ``newcomer`` joins the line first. This is the short way, for one request like most that comes or
-        goes in a calm pool: it does what `_fill_with_care` would, in a fraction of its time.
+        A ``newcomer`` joins the line first. In a calm pool at most one can be granted anything; this is the
+        short way for most: it does what `_fill_with_care` would, in a fraction of its time.
         """
-        flow = self.calm
-        if flow is not None:
-            if newcomer is None and not flow.waiters:
-                return
-            cold, head = self.held.cold, newcomer or next(iter(flow.waiters))
-            is_next = newcomer is None or (head.key == flow.key and not flow.waiters)
-            if is_next and cold and head.cost is ONE_SLOT and not head.preferred and head.parent is None:
-                head.charge, head.slots = ONE_SLOT, (cold.popitem()[0],)
-                head.state, head.granted = HELD, True
+        flow, held = self.calm, self.held
+        if flow is not None and held.cold and (newcomer is not None or flow.waiters):
+            head = next(iter(flow.waiters)) if newcomer is None else newcomer
+            if head.plain and head.parent is None:
+                head.slots = (held.cold.popitem()[0],)
+                head.charge, head.state, head.granted = ONE_SLOT, HELD, True
                 self.holders[head] = None
-                flow.start = flow.finish = flow.home.virtual_time + 1 / self.held.size / head.weight
+                flow.start = flow.finish = flow.home.virtual_time + 1 / held.size / head.weight
                 if newcomer is None:
                     del flow.waiters[head]
                     head.since, self._ranking = now, None
-                    if head.wake is not None:
-                        head.wake.send_nowait(head.slots)
+                    head.wake_up()
                 return
         self._fill_with_care(now, newcomer)
 
@@ -178,15 +176,15 @@ class Granting:
 
         The head is never skipped for a smaller one behind it, which would starve those who need much.
         """
-        self.calm = None
+        self.calm, held = None, self.held
         if newcomer is not None:
             self.line.add(newcomer)
         while not self.suspensions:
-            while self.held.free:  # nobody fits into a full pool: do not look who is next
+            while held.cold or held.warm:  # nobody fits into a full pool: do not look who is next
                 head = self.line.head(now)
-                if head is None or not self.held.take(head):
+                if head is None or not held.take(head):
                     break
-                self.line.grant(head, self.held.share(head.charge or head.cost))
+                self.line.grant(head, held.share(head.charge or head.cost))
                 self._granted(head, now)
             if not self._lend(now):
                 break  # else somebody who stood behind a child may be next now
@@ -224,12 +222,11 @@ class Granting:
         """Record a grant, then wake whoever waits for it."""
         self.holders[claim] = None
         self.held.cool(claim.preferred, claim)  # one that it did not get back is nobody's any more
-        waited, claim.since = now - claim.since, now
         again = EventKind.UNPARKED if claim.unparking else EventKind.RETURNED
-        self.announcer.note(again if claim.granted else EventKind.GRANTED, claim, waited)
+        self.announcer.note(again if claim.granted else EventKind.GRANTED, claim, now - claim.since)
+        claim.since = now
         claim.state, claim.granted = HELD_AGAIN if claim.unparking else HELD, True
-        if claim.wake is not None:
-            claim.wake.send_nowait(claim.slots)
+        claim.wake_up()
 
     def _vacate(self, claim: Claim, now: float, left_by: object) -> None:
         """Let what a holder has go on to who borrows it, back to who lent it, or be free."""

@@ -7,15 +7,16 @@ a grant would leave a slot with nobody. The bodies of the scopes are the caller'
 from __future__ import annotations
 
 import math
-from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Self, final
 
 import trio
-from trio import CancelScope
+from trio import CancelScope, lowlevel
 from trio.lowlevel import checkpoint, current_trio_token, enable_ki_protection
 
 from ._budget import ParkBudget, ResumeTicket
 from ._errors import LeaseLost
+from ._records import require_kind
 from ._states import ENDED, HELD_AGAIN, RETURNING, WAITING, LeaseState
 
 if TYPE_CHECKING:
@@ -25,33 +26,31 @@ if TYPE_CHECKING:
     from ._core import Core
     from ._records import Cost
 
-    Channel = tuple[trio.MemorySendChannel[tuple[int, ...]], trio.MemoryReceiveChannel[tuple[int, ...]]]
 
-_run_budget = trio.lowlevel.RunVar[ParkBudget | None]("trio_admission.park_budget", None)
+_run_budget = lowlevel.RunVar[ParkBudget | None]("trio_admission.park_budget", None)
 
 
 class Waits:
     """How tasks wait for the grants of one pool.
 
-    A grant travels over a memory channel, from the task whose change made room to the task that waits. The
-    channel exists only while somebody waits, and is used again when nothing can be left in it.
+    Whoever makes room wakes the task that is next, as Trio's own locks do. (A memory channel for each who
+    waits would do the same, slower and with 2 KB each.) Only the cancel scope round the wait can cut it; once
+    the task was woken nothing can, as it owns what it was granted.
     """
 
     def __init__(self, core: Core, own_budget: ParkBudget | None) -> None:
         self.core = core
-        self.run: trio.lowlevel.TrioToken | None = None
+        self.run: lowlevel.TrioToken | None = None
         self._own_budget = own_budget
         self._caretaker: CancelScope | None = None
-        self._spare: deque[Channel] = deque(maxlen=1024)  # some 2 KB each, and dear to make
 
     def enter_run(self) -> None:
         """Belong to the Trio run of the calling task from now on."""
         if self.run is not None and not self.core.idle:
             raise RuntimeError("the pool is in use in another Trio run")
         self.run = current_trio_token()
-        self.core.now = trio.lowlevel.current_clock().current_time
+        self.core.now = lowlevel.current_clock().current_time
         self.core.forget_tickets()  # their times are of another clock
-        self._spare.clear()
         if self._own_budget is None:
             budget = _run_budget.get()
             if budget is None:
@@ -68,7 +67,7 @@ class Waits:
         """
         if self._caretaker is None:
             self._caretaker = CancelScope()
-            trio.lowlevel.spawn_system_task(self._take_care)
+            lowlevel.spawn_system_task(self._take_care)
         self._caretaker.deadline = self.core.next_deadline
 
     async def _take_care(self) -> None:
@@ -77,7 +76,7 @@ class Waits:
                 with CancelScope(deadline=deadline) as self._caretaker:
                     await trio.sleep_forever()
                 # Whoever leaves in this very tick may run after us; its grant still wins.
-                await trio.lowlevel.cancel_shielded_checkpoint()
+                await lowlevel.cancel_shielded_checkpoint()
                 self.core.expire()
         finally:
             self._caretaker = None
@@ -86,22 +85,17 @@ class Waits:
     async def for_grant(self, claim: Claim) -> None:
         """Wait until the claim stands in no line any more: it is granted or refused. Always a checkpoint."""
         if claim.state is not WAITING and claim.state is not RETURNING:
-            await trio.lowlevel.cancel_shielded_checkpoint()
+            await lowlevel.cancel_shielded_checkpoint()
             return
         if claim.wake is not None:
             raise RuntimeError("another task waits for this reservation already")
-        channel = self._spare.pop() if self._spare else trio.open_memory_channel[tuple[int, ...]](1)
-        claim.wake, receive = channel
-        received = False
-        try:
-            await receive.receive()
-            received = True
-        except trio.EndOfChannel:
-            pass  # it was refused, and the channel is closed
-        finally:
+        claim.wake = partial(lowlevel.reschedule, lowlevel.current_task())
+
+        def give_up(_: object) -> lowlevel.Abort:
             claim.wake = None
-            if received or self.core.waits(claim):
-                self._spare.append(channel)  # nothing is in it
+            return lowlevel.Abort.SUCCEEDED
+
+        await lowlevel.wait_task_rescheduled(give_up)
 
 
 class Block:
@@ -140,8 +134,10 @@ class Arrival:
     def __init__(self, waits: Waits, claim: Claim, parent: Lease | None = None) -> None:
         self._waits = waits
         self._claim = claim
-        if parent is not None and parent._waits is waits:
-            claim.parent = parent._claim  # a lease of another pool has no slot that would be of use here
+        if parent is not None:
+            require_kind(parent=(parent, Lease))
+            if parent._waits is waits:  # a lease of another pool has no slot that would be of use here
+                claim.parent = parent._claim
 
     @enable_ki_protection
     async def __aenter__(self) -> Self:
@@ -150,7 +146,7 @@ class Arrival:
             waits.enter_run()
         waits.core.arrive(claim)
         try:
-            if claim.deadline != math.inf:
+            if not claim.granted and claim.deadline != math.inf:
                 waits.take_care()
             if claim.granted or self._enters_at_once:
                 await checkpoint()
@@ -169,11 +165,11 @@ class Arrival:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._waits.core.leave(self._claim)
+        claim = self._claim
+        self._waits.core.leave(claim)
         swallowed = self._scope.__exit__(kind, error, traceback)
-        cut_by = self._claim.cut_by
-        if cut_by is not None and (error is None or swallowed):
-            raise LeaseLost("the park ended in another way than by finishing its block") from cut_by
+        if claim.cut_by is not None and (error is None or swallowed):
+            raise LeaseLost("the park ended in another way than by finishing its block") from claim.cut_by
 
     def _must_go_on(self) -> None:
         """Raise what ended the reservation, if it is over."""
@@ -256,7 +252,7 @@ class Parked(Block):
 
     def __init__(self, lease: Lease, cost: Cost | None) -> None:
         super().__init__(lease)
-        self._task: trio.lowlevel.Task | None = None
+        self._task: lowlevel.Task | None = None
         self.cost = cost or self._claim.cost
         """What the lease takes when it comes back."""
 
@@ -290,7 +286,7 @@ class Parked(Block):
     @enable_ki_protection
     async def __aenter__(self) -> Parked:
         self._waits.core.park(self._claim)
-        self._task = trio.lowlevel.current_task()
+        self._task = lowlevel.current_task()
         self.nursery = await self._manager.__aenter__()  # never a checkpoint
         return self
 
@@ -300,7 +296,7 @@ class Parked(Block):
         if error is None:
             try:
                 # Cancellation first: a deadline that passed in the body must show, also while slots are free.
-                await trio.lowlevel.checkpoint_if_cancelled()
+                await lowlevel.checkpoint_if_cancelled()
                 self._waits.core.come_back(self._claim, self.cost)
                 await self._waits.for_grant(self._claim)
             except BaseException as cut:  # noqa: BLE001  # whatever it is ends the lease, and leaves below
@@ -338,9 +334,9 @@ class Held(Block):
 
     @enable_ki_protection
     async def __aenter__(self) -> Held:
-        if self._parked._task is not trio.lowlevel.current_task():
+        if self._parked._task is not lowlevel.current_task():
             raise RuntimeError("only the task that entered the park may unpark")
-        await trio.lowlevel.checkpoint_if_cancelled()
+        await lowlevel.checkpoint_if_cancelled()
         self._waits.core.unpark(self._claim, self._parked.cost)
         try:
             await self._waits.for_grant(self._claim)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, Unpack, final
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._budget import ParkBudget
-from ._claim import Claim, Request
+from ._budget import ParkBudget, ResumeTicket
+from ._claim import Claim
 from ._config import AdmissionConfig
 from ._core import Core
 from ._holdings import Holdings
 from ._lease import Lease, Waits
-from ._records import Instrument, PoolStatistics, Waiting, require_count
+from ._records import ONE_SLOT, Cost, Instrument, PoolStatistics, Waiting, require_count
 from ._reservation import Reservation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from types import EllipsisType
 
 DEFAULT_CONFIG: Final = AdmissionConfig()
 
@@ -33,14 +34,18 @@ class Pool(Protocol):
         ...
 
     def admit(
-        self, *, parent: Lease | None = ..., **request: Unpack[Request]
-    ) -> AbstractAsyncContextManager[Lease]:
+        self, *, cost: Cost = ..., flow: str = ..., weight: float = ..., priority: int = ...,
+        prefer_slot: int | None = ..., ticket: ResumeTicket | str | None = ...,
+        parent: Lease | None = ..., max_wait: float | EllipsisType | None = ...,
+    ) -> AbstractAsyncContextManager[Lease]:  # fmt: skip
         """Wait for a lease, hold it for the block, and give it back."""
         ...
 
     def reserve(
-        self, *, parent: Lease | None = ..., **request: Unpack[Request]
-    ) -> AbstractAsyncContextManager[Reservation]:
+        self, *, cost: Cost = ..., flow: str = ..., weight: float = ..., priority: int = ...,
+        prefer_slot: int | None = ..., ticket: ResumeTicket | str | None = ...,
+        parent: Lease | None = ..., max_wait: float | EllipsisType | None = ...,
+    ) -> AbstractAsyncContextManager[Reservation]:  # fmt: skip
         """Arrive: get a lease at once, or a place in the line."""
         ...
 
@@ -92,14 +97,9 @@ class SlotPool:
     """
 
     def __init__(
-        self,
-        slots: int,
-        *,
-        name: str = "",
-        kv_tokens: int | None = None,
-        config: AdmissionConfig = DEFAULT_CONFIG,
-        park_budget: ParkBudget | None = None,
-    ) -> None:
+        self, slots: int, *, name: str = "", kv_tokens: int | None = None,
+        config: AdmissionConfig = DEFAULT_CONFIG, park_budget: ParkBudget | None = None,
+    ) -> None:  # fmt: skip
         require_count("slots", slots, least=1)
         if kv_tokens is not None:
             require_count("kv_tokens", kv_tokens, least=1)
@@ -129,7 +129,11 @@ class SlotPool:
         """Why grants are held back, the latest reason of those given to `suspended`; None = they are not."""
         return self._core.suspensions[-1] if self._core.suspensions else None
 
-    def admit(self, *, parent: Lease | None = None, **request: Unpack[Request]) -> Lease:
+    def admit(
+        self, *, cost: Cost = ONE_SLOT, flow: str = "", weight: float = 1.0, priority: int = 0,
+        prefer_slot: int | None = None, ticket: ResumeTicket | str | None = None,
+        parent: Lease | None = None, max_wait: float | EllipsisType | None = ...,
+    ) -> Lease:  # fmt: skip
         """Wait for a lease, hold it for the block, and give it back: ``async with pool.admit() as lease:``.
 
         Entering is a checkpoint and blocks until a slot is granted; leaving never blocks.
@@ -155,9 +159,13 @@ class SlotPool:
             PoolClosed: on entry, if the pool is closed, or is closed during the wait.
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
-        return Lease(self._waits, Claim(**request) if request else Claim(), parent)
+        return Lease(self._waits, Claim(cost, flow, weight, priority, max_wait, prefer_slot, ticket), parent)
 
-    def reserve(self, *, parent: Lease | None = None, **request: Unpack[Request]) -> Reservation:
+    def reserve(
+        self, *, cost: Cost = ONE_SLOT, flow: str = "", weight: float = 1.0, priority: int = 0,
+        prefer_slot: int | None = None, ticket: ResumeTicket | str | None = None,
+        parent: Lease | None = None, max_wait: float | EllipsisType | None = ...,
+    ) -> Reservation:  # fmt: skip
         """Arrive, and get a lease at once or a place: ``async with pool.reserve() as reservation:``.
 
         Entering is a checkpoint but never waits for a slot; leaving never blocks, and gives back the lease or
@@ -168,7 +176,8 @@ class SlotPool:
             PoolClosed: on entry, if the pool is closed.
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
-        return Reservation(self._waits, Claim(**request) if request else Claim(), parent)
+        claim = Claim(cost, flow, weight, priority, max_wait, prefer_slot, ticket)
+        return Reservation(self._waits, claim, parent)
 
     def statistics(self) -> PoolStatistics:
         """Return the counts of this moment."""
@@ -271,10 +280,9 @@ class PoolRegistry:
     def get(self, name: str, slots: int) -> SlotPool:
         """Return the pool of that name; if there is none, make it with ``slots``. It is never resized."""
         self._sweep()
-        pool = self._pools.get(name)
-        if pool is None:
-            pool = self._pools[name] = self._make(slots, name=name)
-        return pool
+        if name not in self._pools:
+            self._pools[name] = self._make(slots, name=name)
+        return self._pools[name]
 
     @enable_ki_protection
     def discard(self, name: str) -> None:
@@ -284,9 +292,8 @@ class PoolRegistry:
         their wait. Until nobody is left and no resume ticket is out, `get` returns that pool. An unknown name
         is ignored.
         """
-        pool = self._pools.get(name)
-        if pool is not None:
-            pool._core.close(dismiss=False)
+        if name in self._pools:
+            self._pools[name]._core.close(dismiss=False)
             self._discarded.add(name)
             self._sweep()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 
 def require_count(name: str, value: int, *, least: int) -> None:
@@ -15,9 +15,18 @@ def require_count(name: str, value: int, *, least: int) -> None:
         raise ValueError(f"{name} must be at least {least}, not {value}")
 
 
+def require_kind(**values: tuple[object, Any]) -> None:
+    """Raise `TypeError` unless each value, given by its name, is of the kind beside it."""
+    for name, (value, kind) in values.items():
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be {getattr(kind, '__name__', kind)}, not {value!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What a request takes from the pool.
+
+    A request that costs more than the whole pool is no error: it runs alone.
 
     Args:
         slots: Decoding sequences, at least 1.
@@ -37,26 +46,30 @@ ONE_SLOT: Final = Cost()
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
-    """A pool at one moment. Counts of slots: ``slots``, ``held``, ``free``; of leases: the rest."""
+    """A pool at one moment, as `SlotPool.statistics` returns it.
+
+    ``slots``, ``held`` and ``free`` count slots; ``waiting``, ``parked`` and ``returning`` count requests.
+    """
 
     name: str
     """The pool's name, ``""`` unless it was given one."""
     slots: int
     """The pool's size."""
     held: int
-    """Slots that are held. Above ``slots`` for a while after a shrink."""
+    """Slots that are held; more than ``slots`` for a while after a shrink."""
     free: int
-    """Slots that somebody could take now: 0 while suspended, or while a request runs alone."""
+    """Slots that a newcomer of one slot could take now. 0 while grants are held back, while a request runs
+    alone, and while somebody waits to come back."""
     waiting: int
     """Newcomers in the line; returning holders are not among them."""
     parked: int
-    """Leases that gave their slot back and are not on their way to a slot."""
+    """Leases that gave their slot back and do not wait for one yet. Refused parks are not among them."""
     returning: int
     """Holders that wait to come back from a park, or that came with a resume ticket."""
     kv_tokens: int | None
-    """Tokens of KV cache that the pool may commit; None when they are not counted."""
+    """Tokens of KV cache that all leases together may hold; None when they are not counted."""
     kv_held: int
-    """Tokens of KV cache that leases hold."""
+    """Tokens of KV cache that leases hold, going by their costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,37 +77,60 @@ class Waiting:
     """One reservation in the line, as `SlotPool.waiting` lists it."""
 
     id: int
-    """Number of the reservation, counted from 1 in the order of arrival at its pool."""
+    """Number of the reservation, counted from 1 in the order of arrival at its pool; `Reservation.id`."""
     position: int
-    """1 = next."""
+    """Place in the line, 1 = next."""
     flow: str
+    """On whose behalf, as `SlotPool.admit` was told; ``""`` if it was not."""
     priority: int
+    """As `SlotPool.admit` was told; 0 if it was not."""
     waited: float
-    """Seconds since it joined this line."""
+    """Seconds since it joined this line: since its arrival, or since it wanted to come back."""
     returning: bool
     """Whether it holds a place among the returning holders, ahead of all newcomers."""
 
 
 class EventKind(enum.Enum):
-    """What an instrument can be told. The values are the words used in logs and metrics."""
+    """What an instrument can be told. The values are the words used in logs and metrics.
+
+    Each arrival ends up as exactly one of granted, refused, timed out and cancelled, each grant as one of
+    ended and lost. A lease may be parked and returned in between, any number of times.
+    """
 
     ARRIVED = "arrived"
+    """Somebody asked for a slot. What became of it is an event of its own, which may follow at once."""
     GRANTED = "granted"
+    """The reservation got its slots for the first time."""
     REFUSED = "refused"
+    """It got none: on arrival, or because the pool was closed while it waited."""
     TIMED_OUT = "timed out"
+    """Its ``max_wait`` passed."""
     CANCELLED = "cancelled"
+    """Its scope was left before the grant."""
     PARKED = "parked"
+    """A lease gave its slots back: on entry of `Lease.parked`, or at the end of `Parked.unparked`."""
     PARK_REFUSED = "park refused"
+    """The park budget refused, and the lease keeps its slots in `Lease.parked`."""
     UNPARKED = "unparked"
+    """A parked lease got slots for the length of `Parked.unparked`."""
     RETURNED = "returned"
+    """A lease got slots again at the end of its park."""
     LOST = "lost"
+    """A lease ended in a park that was not finished; in the place of ended."""
     ENDED = "ended"
+    """A lease ended with its scope."""
     RESIZED = "resized"
+    """`SlotPool.resize` was called."""
     SUSPENDED = "suspended"
+    """`SlotPool.suspended` was entered."""
     RESUMED = "resumed"
+    """`SlotPool.suspended` was left; others may still hold grants back."""
     CLOSED = "closed"
+    """The pool was closed; once at most."""
     TICKET_ISSUED = "ticket issued"
+    """A lease got its resume ticket; once at most for each lease."""
     TICKET_USED = "ticket used"
+    """A reservation came with a resume ticket that is valid; between its arrival and its grant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +138,28 @@ class PoolEvent:
     """One change of a pool, as an instrument is told it, after the change."""
 
     kind: EventKind
+    """What has changed."""
     pool: str
-    """Name of the pool."""
+    """The pool's name."""
     at: float
-    """Trio's clock, in seconds."""
+    """When it changed, in seconds on Trio's clock."""
     id: int | None = None
-    """Number of the reservation; None for events of the pool itself (resized, suspended, ...)."""
+    """Number of the reservation, as `Reservation.id`: the same for all that befalls it and its lease. None
+    for what befalls the pool itself: resized, suspended, resumed, closed."""
     flow: str = ""
+    """On whose behalf the reservation is; ``""`` also where ``id`` is None."""
     priority: int = 0
+    """The reservation's priority; 0 also where ``id`` is None."""
     slots: tuple[int, ...] = ()
-    """Slot ids that were granted, or that the lease held when it parked or ended."""
+    """Ids of the slots that were granted (granted, returned, unparked), that were held until now (parked,
+    ended, lost) or that are kept (park refused). Else empty, and always with control off."""
     seconds: float | None = None
-    """Waited, for granted, returned, unparked, timed out and cancelled; held, for parked, lost and ended."""
+    """For granted, returned, unparked, timed out and cancelled: how long it waited. For parked, park refused
+    and ended: how long it held its slots since it last got some. For lost: how long it was in the state in
+    which it was lost. Else None."""
     reason: str | None = None
-    """Why: ``"line"``, ``"flow"`` or ``"closed"`` for refused, what ``suspended`` was given for suspended."""
+    """For refused: ``"line"``, ``"flow"`` or ``"closed"``. For suspended and resumed: what
+    `SlotPool.suspended` was given. Else None."""
 
 
 class Instrument(Protocol):

@@ -37,6 +37,54 @@ async def test_a_full_line_does_not_refuse_who_is_next_and_fits(make_pool: MakeP
         assert large.reservation.position == 1
 
 
+async def test_who_needs_more_than_is_free_is_refused_and_leaves_nothing_behind(make_pool: MakePool) -> None:
+    """L1, L3: nobody may wait; one slot of two is free, and stays so for the next."""
+    pool = await make_pool(2, config=AdmissionConfig(max_waiting_per_flow=0))
+    async with visiting(pool) as house:
+        await house.serve("holder")
+        with pytest.raises(LineFull):
+            await house.arrive("large", cost=Cost(slots=2))
+        await house.serve("small")
+
+
+WRONG: dict[str, object] = {
+    "cost": 1,
+    "flow": None,
+    "weight": "2",
+    "priority": "high",
+    "prefer_slot": [0],
+    "ticket": b"token",
+    "parent": "me",
+    "max_wait": "30",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_a_wrong_argument_fails_for_who_gave_it_alone(make_pool: MakePool, name: str) -> None:
+    """G3: the error names it, and the pool is as if it had not been asked, also while others wait."""
+    pool = await make_pool(1)
+    async with visiting(pool) as house:
+        holder = await house.serve("holder")
+        waiter = await house.arrive("waiter")
+        for method in (pool.admit, pool.reserve):
+            with pytest.raises(TypeError, match=f"^{name} must be "):
+                async with method(**{name: WRONG[name]}):  # type: ignore[arg-type]  # that is the point
+                    pytest.fail("came in")
+        assert pool.statistics().waiting == 1
+        holder.leave()
+        await waiter.served()
+
+
+async def test_a_wrong_cost_of_a_return_loses_the_lease_and_nothing_else(make_pool: MakePool) -> None:
+    """E5, E6: the one who parked is told; the next is served."""
+    pool = await make_pool(1)
+    async with visiting(pool) as house:
+        with pytest.raises(TypeError, match=r"^cost must be Cost"):
+            async with pool.admit() as lease, lease.parked(cost=2):  # type: ignore[arg-type]  # that is the point
+                await house.serve("meanwhile")
+        assert pool.statistics().returning == pool.statistics().parked == 0
+
+
 async def test_returning_holders_are_neither_counted_nor_refused(make_pool: MakePool) -> None:
     """L1, W1: three come back to a line that is full with one newcomer."""
     pool = await make_pool(1, config=AdmissionConfig(max_waiting=1))

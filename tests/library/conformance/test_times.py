@@ -457,6 +457,19 @@ async def test_the_wait_that_is_expected() -> None:
     assert pool.estimated_wait() == 0
 
 
+async def test_holders_who_outlast_the_average_raise_it() -> None:
+    """W3: who was told a second and has waited for half a minute is not told a second again."""
+    pool = pool_of(1)
+    async with pool.admit():
+        await trio.sleep(1)
+    async with pool.admit(), pool.reserve() as reservation:
+        told = []
+        for seconds in (0, 1, 14, 15):
+            await trio.sleep(seconds)
+            told.append(reservation.estimated_wait)
+    assert told == [1, 1, 15, 30]
+
+
 async def test_the_average_moves() -> None:
     """W3: towards the times that are measured now; a park ends one, and its return begins another."""
     pool = pool_of(1)

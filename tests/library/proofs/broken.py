@@ -98,7 +98,7 @@ class WakesBeforeGranting(Core):
     def _granted(self, claim: Claim, now: float) -> None:
         wake, claim.wake = claim.wake, None
         if wake is not None:
-            wake.send_nowait(claim.slots)
+            wake()
         super()._granted(claim, now)
         claim.wake = wake
 

@@ -152,22 +152,22 @@ ENDS = {EventKind.REFUSED, EventKind.TIMED_OUT, EventKind.CANCELLED, EventKind.L
 
 
 class Listener:
-    """The waiting side of a grant: what a memory channel is to a task."""
+    """The task that waits for a grant, at the moment in which it is woken."""
 
     def __init__(self, core: Core, claim: Claim) -> None:
         self._core = core
         self._claim = claim
 
-    def send_nowait(self, slots: tuple[int, ...], /) -> None:
+    def __call__(self) -> None:
         claim = self._claim
+        if claim.refusal is not None:
+            assert isinstance(claim.refusal, PoolClosed | WaitTimeout)
+            assert claim.state is ENDED, f"{claim} was told of its refusal before its end"
+            return
         assert claim.state in {HELD, HELD_AGAIN}, f"G2: {claim} was woken before it was granted"
         assert claim.granted, f"G2: {claim} was woken before it was granted"
-        assert claim.slots == slots, f"G2: {claim} was told of {slots}"
+        assert claim.slots, f"G2: {claim} was woken before it had slots"
         assert claim in self._core.holders, f"G2: {claim} was woken before it owned its slots"
-        claim.wake = None
-
-    def close(self) -> None:
-        assert isinstance(self._claim.refusal, PoolClosed | WaitTimeout)
 
 
 class Pair:
@@ -298,22 +298,22 @@ class AdmissionMachine(RuleBasedStateMachine):
                 event, cost=ONE_SLOT if event.cost.slots < 3 else event.cost, flow="a", priority=0
             )
         pair = self.pairs[event.pool]
-        claim = Claim(event.cost, event.flow, event.weight, event.priority, event.max_wait)
         entry = Entry(event.cost, event.flow, event.weight, event.priority, event.prefer_slot)
         entry.attended = event.attended
+        tickets = [known for other in self.pairs for known in other.tickets]
+        shown = None
+        if event.ticket >= 0 and tickets:
+            entry.ticket_shown, shown = tickets[event.ticket % len(tickets)]
+        claim = Claim(
+            event.cost, event.flow, event.weight, event.priority, event.max_wait, event.prefer_slot, shown
+        )
         pair.claims[entry] = claim
-        if event.prefer_slot is not None:
-            claim.preferred = (event.prefer_slot,)
         if event.max_wait is not None:
             entry.deadline = self.time + event.max_wait
         parents = pair.live(PARKED, HELD, RETURNING, HELD_AGAIN)
         if event.parent >= 0 and parents:
             entry.parent = parents[event.parent % len(parents)]
             claim.parent = pair.claims[entry.parent]
-        tickets = [known for other in self.pairs for known in other.tickets]
-        if event.ticket >= 0 and tickets:
-            entry.ticket_shown, public = tickets[event.ticket % len(tickets)]
-            claim.token = public.token
         expected = pair.books.arrive(entry)
         outcome, full = "in", None
         try:
