@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -74,6 +75,53 @@ def test_a_lost_wake_up_fails() -> None:
     """Where all tasks wait for ever, a run on a jumping clock would spin for ever."""
     with pytest.raises(trio.TooSlowError):
         run_in_virtual_time(trio.sleep_forever)
+
+
+def test_a_run_that_stands_still_says_who_waits_and_where() -> None:
+    """In lines of the tested code, not of Trio and this library; each task below the one that started it."""
+    pool = SlotPool(1)
+
+    async def second() -> None:
+        async with pool.admit():
+            pytest.fail("a slot")
+
+    async def main() -> None:
+        async with pool.admit(), trio.open_nursery() as nursery:
+            nursery.start_soon(second)
+
+    with pytest.raises(trio.TooSlowError) as caught:
+        run_in_virtual_time(main)
+    still, outer, inner = str(caught.value).splitlines()
+    assert still == "the test stands still: nobody will wake these tasks, and no deadline is left"
+    assert re.fullmatch(r"  main, \S*test_testing\.py:\d+: async with pool\.admit\(\), trio\.open.*", outer)
+    assert re.fullmatch(r"    second, \S*test_testing\.py:\d+: async with pool\.admit\(\):", inner)
+    assert caught.value.__cause__ is None
+
+
+def test_a_run_of_more_than_a_day_says_what_it_waits_for() -> None:
+    """It does not stand still, but may go on for ever."""
+
+    async def main() -> None:
+        await trio.sleep(50_000)
+        await trio.sleep(40_000)
+
+    with pytest.raises(trio.TooSlowError, match=r"a virtual day has passed.*\n  main, .*sleep\(40_000\)"):
+        run_in_virtual_time(main)
+
+
+def test_an_error_on_the_way_out_of_a_standstill_is_its_cause() -> None:
+    """It is not lost, and does not hide who waited."""
+    error = ValueError("not closed")
+
+    async def main() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise error
+
+    with pytest.raises(trio.TooSlowError, match="stands still") as caught:
+        run_in_virtual_time(main)
+    assert caught.value.__cause__ is error
 
 
 def test_another_clock_and_instruments_can_be_given() -> None:
