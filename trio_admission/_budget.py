@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class ResumeTicket:
-    """Lets one later reservation return with the priority of a parked holder.
+    """Lets one later reservation return with the priority of a parked holder. Made by `Lease.issue_ticket`.
 
-    ``token`` is unguessable and is what a client may be handed; ``expires_at`` is on Trio's clock, in
-    seconds.
+    It is used by giving it, or its token, as ``ticket`` to `SlotPool.admit` or `SlotPool.reserve`.
     """
 
     token: str = field(repr=False)
+    """What a client may be handed; nobody can guess it."""
     expires_at: float
+    """When it expires, in seconds on Trio's clock."""
 
 
 class IssuedTicket:
@@ -45,6 +46,11 @@ class IssuedTicket:
 @final
 class ParkBudget:
     """A bound on the leases that are parked, shared by the pools that are given it.
+
+    Pools that are given none share one with the other pools of their Trio run. With W the tokens of Trio's
+    default thread limiter (40, unless it was changed) and C the slots of those of them that are in use, its
+    limit is ``max(0, min(max(2, W // 4), W - max(2, W // 8) - C))``: with W = 40, 10 for up to 25 slots, 7
+    for 28, none for 35 and more.
 
     Args:
         limit: How many leases may be parked at once, tickets that are out included; 0 = none.

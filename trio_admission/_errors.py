@@ -17,10 +17,13 @@ class AdmissionError(Exception):
 
 
 class LineFull(AdmissionError):
-    """Raised on arrival when the line already holds its limit.
+    """Raised on arrival when there is no slot and the line already holds its limit. Nothing was queued.
 
-    Nothing was queued. ``reason`` is ``"line"`` for the pool's limit and ``"flow"`` for the
-    arriving flow's own; ``retry_after`` is in seconds.
+    Attributes:
+        statistics: The pool at that moment, without the one that was refused.
+        retry_after: Seconds after which to come again, from 1 to 60. It follows from how long slots were held
+            lately and from the length of the line, with jitter; about 1 before any measurement.
+        reason: ``"line"`` if the pool's limit was reached, ``"flow"`` if the arriving flow's own was.
     """
 
     def __init__(
@@ -36,9 +39,11 @@ class LineFull(AdmissionError):
 
 
 class WaitTimeout(AdmissionError):
-    """Raised when ``max_wait`` seconds have passed since arrival without a grant.
+    """Raised when ``max_wait`` seconds have passed since arrival without a grant. Nothing is left behind.
 
-    The place is gone and nothing is left behind. ``retry_after`` is in seconds.
+    Attributes:
+        statistics: The pool at that moment, without the one whose time is over.
+        retry_after: Seconds after which to come again, as in `LineFull`.
     """
 
     def __init__(self, statistics: PoolStatistics, retry_after: float) -> None:
@@ -50,7 +55,7 @@ class WaitTimeout(AdmissionError):
 
 
 class PoolClosed(AdmissionError):
-    """Raised on arrival at a closed pool, and out of a wait that ``close()`` ends."""
+    """Raised on arrival at a closed pool, and out of a wait that `SlotPool.close` ends."""
 
 
 class LeaseLost(AdmissionError):

@@ -56,9 +56,12 @@ class FakeLlamaServer(pages.Options):
     Each request is answered by what `reply` returns for it; else, if it decodes, by the next of the replies
     given to `script`; else as the server would, with the `default` script.
 
+    The arguments are attributes that a test may change while the server runs: `total_slots`, `n_ctx` and
+    `kv_unified` take effect at a `restart`, the others at once.
+
     Attributes:
-        reply: Hook that is awaited for every request, so it may sleep first. None leaves the request to
-            the server; an error ends the test.
+        reply: Hook that is awaited for every request, so it may sleep first. If it returns None, or is None,
+            the request is left to the server; an error ends the test.
         default: The script of a request for which nothing else was said.
         requests: Every request, in the order of arrival.
         generations: Those of them that decode.
@@ -126,7 +129,11 @@ class FakeLlamaServer(pages.Options):
         self._queue.extend(replies)
 
     def connect(self) -> MemoryStream:
-        """Return the client's end of a new connection in memory; it is refused while the server is down."""
+        """Return the client's end of a new connection in memory, a Trio stream that carries HTTP/1.1.
+
+        Raises:
+            ConnectionRefusedError: while the server is down.
+        """
         if self._down:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         ours, theirs = memory_connection()
@@ -136,7 +143,12 @@ class FakeLlamaServer(pages.Options):
     async def serve(
         self, *, port: int = 0, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Accept connections on loopback until cancelled; report the URL through `task_status`."""
+        """Accept connections on loopback until cancelled: `url = await nursery.start(server.serve)`.
+
+        Args:
+            port: 0 = any that is free.
+            task_status: Is told the URL, without a slash at its end.
+        """
         listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
         port = listeners[0].socket.getsockname()[1]
         task_status.started(f"http://127.0.0.1:{port}")
@@ -144,7 +156,14 @@ class FakeLlamaServer(pages.Options):
 
     @asynccontextmanager
     async def listening(self, *, port: int = 0) -> AsyncGenerator[str]:
-        """Accept connections on loopback inside the block, which gets the URL; they may outlive it."""
+        """Accept connections on loopback for the length of a block: `async with server.listening() as url:`.
+
+        Entering blocks no longer than it takes to bind the port; leaving does not wait for the connections,
+        which end with the server.
+
+        Args:
+            port: 0 = any that is free.
+        """
         async with trio.open_nursery() as nursery:
             yield await nursery.start(partial(self.serve, port=port))
             nursery.cancel_scope.cancel()
@@ -162,7 +181,14 @@ class FakeLlamaServer(pages.Options):
             self._leave(request)
 
     def restart(self, **options: Any) -> None:
-        """Crash if not down yet, then come back with empty slots; `options` are set first."""
+        """Crash if not down yet, then come back with empty slots.
+
+        Args:
+            options: Arguments of the server that are to be other ones from now on.
+
+        Raises:
+            TypeError: if there is no such argument.
+        """
         self.crash()
         for name, value in options.items():
             if name not in {option.name for option in dataclasses.fields(pages.Options)}:

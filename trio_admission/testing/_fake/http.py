@@ -50,43 +50,57 @@ def chunk(data: bytes) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """What is known of one connection; times are those of Trio's clock.
-
-    `peer_closed` and `peer_close` say when and how the client went: "fin" (also a half close) or "reset".
-    """
+    """What is known of one connection; times are seconds on Trio's clock, None before."""
 
     number: int
+    """Counted from 1 in the order of arrival."""
     opened: float
+    """When the server took it."""
     closed: float | None = None
+    """When the server was through with it."""
     peer_closed: float | None = None
+    """When the client went."""
     peer_close: Literal["fin", "reset"] | None = None
+    """How it went: `"fin"` (also a half close) or `"reset"`."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request as it came and when its answer went; times are those of Trio's clock, None before.
+    """One request as it came and when its answer went; times are seconds on Trio's clock, None before.
 
-    `head` is everything up to the empty line, byte for byte; `body` is without chunk framing. `number` counts
-    the requests that decode, from 1; it is 0 for others. Only those have `slots`, `launched` (when the first
-    slot was given), `released` (when the request neither held nor waited for one any more) and `corrupted`
-    (another one, pinned to its busy slot, spoilt its text).
+    Only a request that decodes has `slots`, `launched`, `released` and `corrupted`.
     """
 
     connection: Connection
+    """The connection on which it came."""
     method: str
+    """As it was sent, such as `POST`."""
     target: str
+    """The path with its query, as it was sent."""
     headers: list[tuple[str, str]]
+    """Names and values, in the order and case in which they were sent."""
     head: bytes
+    """Everything up to the empty line and with it, byte for byte."""
     body: bytes
+    """The body, without chunk framing."""
     arrived: float
+    """When its last byte was read."""
     number: int = 0
+    """Counts the requests that decode, from 1; 0 for others."""
     status: int | None = None
+    """The status of its answer."""
     first_byte: float | None = None
+    """When the first byte of its answer was sent."""
     last_byte: float | None = None
+    """When the latest byte of its answer was sent."""
     launched: float | None = None
+    """When it was given its first slot."""
     released: float | None = None
+    """When it neither held a slot nor waited for one any more."""
     slots: list[int] = field(default_factory=list)
+    """Ids of the slots in which it was decoded."""
     corrupted: bool = False
+    """Whether another request, pinned to its busy slot, spoilt its text."""
 
     @property
     def path(self) -> str:

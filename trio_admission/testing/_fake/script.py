@@ -33,15 +33,19 @@ class Cut:
     """Stop a generation when its next token would be due after `after` tokens."""
 
     after: int
+    """How many tokens are sent before."""
     how: End
+    """What happens then."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model makes: each fragment of its JSON arguments is one token."""
+    """A call that the model makes."""
 
     name: str
+    """The function's name."""
     arguments: Sequence[str]
+    """Its arguments as JSON, in fragments; each is one token."""
 
 
 class Kind(enum.Enum):
@@ -115,9 +119,14 @@ class Script:
 class Raw:
     """An answer given byte by byte; it takes no slot.
 
-    Each step is bytes to send, seconds to wait, or an `End`. After the last step the connection stays open
-    for the next request, unless an `End` closed it. `End.FINISH` sends the last chunk of a chunked body;
-    `End.ERROR` belongs to scripts.
+    After the last step the connection stays open for the next request, unless an `End` closed it.
+    `End.FINISH` sends the last chunk of a chunked body; `End.ERROR` belongs to scripts.
+
+    Args:
+        steps: Each is bytes to send, seconds to wait, or an `End`.
+
+    Raises:
+        ValueError: if a step is `End.ERROR`.
     """
 
     def __init__(self, *steps: bytes | float | End) -> None:
@@ -160,6 +169,7 @@ class Raw:
 
 
 Reply = Script | Raw
+"""How a request is answered: by a generation that goes as the script says, or by these very bytes."""
 
 
 def pieces_of(size: int) -> Callable[[bytes], Iterable[bytes]]:
