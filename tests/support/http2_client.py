@@ -63,7 +63,8 @@ class Stream:
             head.append(("content-type", "application/json"))
         await self.begin(head, end=end and not data)
         if data:
-            await self.send(data, end=end)
+            with suppress(trio.BrokenResourceError):  # answered before its end
+                await self.send(data, end=end)
 
     async def begin(self, head: list[tuple[str, str]], *, end: bool = True) -> None:
         """Send a header list."""
@@ -127,10 +128,9 @@ class Stream:
             case "reset":
                 reset(self.connection.socket)
             case "half close":
-                await self.connection.socket.send_eof()
+                await self.connection.half_close()
             case "go away":
-                self.connection.h2.close_connection()
-                await self.connection.flush()
+                await self.connection.go_away()
 
     @property
     def _gone(self) -> bool:
@@ -156,10 +156,16 @@ class Stream:
 
 
 class Connection:
-    """A connection. ``grants`` is whether the server gets back the window that its answers have used.
+    """A connection.
 
-    ``terminated`` is what the server has said when it goes away, ``log`` all that has come, ``resets`` the
-    numbers and codes of streams. Cancel ``reading`` to take nothing more.
+    Attributes:
+        grants: Whether the server gets back the window that its answers have used.
+        reading: Can be cancelled, to take nothing more.
+        closed: Whether it has ended.
+        broken: Whether by a reset.
+        terminated: What the server has said when it went away.
+        resets: The numbers and codes of streams that it has reset.
+        log: All that has come.
     """
 
     def __init__(self, stream: trio.abc.Stream, socket: trio.SocketStream, window: int | None) -> None:
@@ -168,6 +174,8 @@ class Connection:
         self.grants = window is None
         self.streams: dict[int, Stream] = {}
         self.closed = False
+        self.broken = False
+        self.left = False  # what comes is not looked at
         self.terminated: ConnectionTerminated | None = None
         self.log: list[Event] = []
         self.resets: list[tuple[int, ErrorCodes | int]] = []
@@ -202,6 +210,18 @@ class Connection:
         async with self._writing:
             await self.stream.send_all(data)
 
+    async def half_close(self) -> None:
+        """Send a FIN but go on reading."""
+        self.left = True
+        async with self._writing:
+            await self.socket.send_eof()
+
+    async def go_away(self) -> None:
+        """Say that this is the end, and do nothing about it."""
+        self.left = True
+        self.h2.close_connection()
+        await self.flush()
+
     async def wait(self, condition: Callable[[], object]) -> None:
         """Wait for something that is made true by what comes."""
         with trio.fail_after(20):
@@ -210,9 +230,15 @@ class Connection:
 
     async def read(self) -> None:
         """Take what comes, to the end of the connection or for as long as it may."""
-        with self.reading, suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            while data := await self.stream.receive_some(65536):
-                await self._take(bytes(data))
+        with self.reading:
+            try:
+                while data := await self.stream.receive_some(65536):
+                    if not self.left:
+                        await self._take(bytes(data))
+            except trio.BrokenResourceError:
+                self.broken = True
+            except trio.ClosedResourceError:
+                pass
         if self.reading.cancelled_caught:
             return
         self.closed = True

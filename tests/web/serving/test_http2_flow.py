@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from operator import contains
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -258,7 +259,7 @@ async def test_a_body_that_is_too_long_is_refused_as_in_http_1(path: str, header
             assert (stream.answer.status, stream.answer.complete) == (413, True)
             assert stream.answer.body == b"The request body is larger than 1048576 bytes."
             assert sent < 3 * MIB
-            await client.wait(lambda number=stream.number: (number, ErrorCodes.NO_ERROR) in client.resets)
+            await client.wait(partial(contains, client.resets, (stream.number, ErrorCodes.NO_ERROR)))
         assert (await client.ask("GET", "/")).body == b"here"
 
 
