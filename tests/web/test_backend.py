@@ -180,3 +180,28 @@ async def test_a_server_that_was_there_is_gone(
         server.crash()
         await trio.sleep(20)
     assert f"backend default at {UPSTREAM} is gone: /health cannot be asked" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("key", "says"), [(None, "wants a key"), ("other", "refuses the key that it is sent")]
+)
+async def test_a_server_whose_key_is_not_known_is_told_of_once_by_the_name_of_the_flag(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, key: str | None, says: str
+) -> None:
+    server = FakeLlamaServer(api_key="secret", total_slots=4)
+    async with gateway(server, api_key=key) as app:
+        await trio.sleep(60)
+        ready = await call(app, "/ready", method="GET")
+        shown = (await call(app, "/admission", method="GET")).json["backends"]["default"]
+        [record] = [each for each in caplog.records if each.levelno >= logging.WARNING]
+        server.api_key = None
+        assert (await call(app, "/ready", method="GET")).status == 200
+        assert await slots(app) == 4
+    told = (record.getMessage(), ready.error["message"], shown["reason"])
+    assert all(f"it {says}; --upstream-api-key" in each for each in told)
+    assert (ready.status, ready.error["code"], shown["state"]) == (503, "backend_unavailable", "refusing")
+
+
+async def test_that_props_alone_are_locked_by_a_proxy_refuses_nothing(autojump_clock: MockClock) -> None:
+    async with gateway(answering("/props", Raw.answer(401, b"<html>"))) as app:
+        assert (await call(app, "/ready", method="GET")).status == 200

@@ -49,7 +49,7 @@ def test_the_table_above_has_every_cause() -> None:
         for name, value in vars(problems).items()
         if inspect.isfunction(value) and value.__module__ == problems.__name__
     }
-    of_others_codes = {"upstream_error", "request_limit", "local_only", "unreachable"}
+    of_others_codes = {"upstream_error", "request_limit", "local_only", "unreachable", "key_refused"}
     assert made - of_others_codes == {row[3] for row in TABLE} == problems.CODES
 
 

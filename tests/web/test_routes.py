@@ -10,7 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.gateway import CHAT, api_key, call, chat, connect, gateway, shown
-from trio_admission.testing.fake_llama_server import FakeLlamaServer, Raw
+from trio_admission.testing.fake_llama_server import FakeLlamaServer, Raw, Request
 from trio_admission_web.routes import ADMITTED, MODELS, NOT_ADMITTED
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ async def test_one_model_of_a_backend_that_refuses_or_is_away(autojump_clock: Mo
     server = FakeLlamaServer(model="m")
     async with gateway(server) as app:
         server.api_key = "up"
-        assert (await call(app, "/v1/models/m", method="GET")).status == 401
+        assert (await call(app, "/v1/models/m", method="GET")).status == 502
         server.crash()
         assert (await call(app, "/v1/models/m", method="GET")).status == 502
 
@@ -98,11 +98,27 @@ async def test_pages_of_other_origins_may_not_otherwise(
 
 
 async def test_what_the_backend_says_to_a_light_request_passes_untouched(autojump_clock: MockClock) -> None:
-    server = FakeLlamaServer(api_key="up-SECRET")
-    async with gateway(server) as app:  # without the key
-        reply = await call(app, "/v1/models", method="GET", headers={"Authorization": "Bearer up-SECRET"})
-    assert reply.status == 401
-    assert reply.error["message"] == "Invalid API Key"
+    async def reply_(request: Request) -> Raw | None:
+        return Raw.answer(400, b"{ its own words }") if request.path == "/tokenize" else None
+
+    async with gateway(FakeLlamaServer(reply=reply_)) as app:
+        reply = await call(app, "/tokenize", {"content": "x"})
+    assert (reply.status, reply.body) == (400, b"{ its own words }")
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer up-SECRET"}])
+async def test_that_the_backend_wants_a_key_is_not_said_of_the_clients(
+    autojump_clock: MockClock, headers: dict[str, str]
+) -> None:
+    async with gateway(FakeLlamaServer(api_key="up-SECRET")) as app:
+        replies = [
+            await call(app, "/v1/models", method="GET", headers=headers),
+            await call(app, "/tokenize", {"content": "x"}, headers=headers),
+            *[await call(app, CHAT, chat(stream=stream), headers=headers) for stream in (True, False)],
+        ]
+    assert {(reply.status, reply.error["code"]) for reply in replies} == {(502, "bad_gateway")}
+    assert all("--upstream-api-key" in reply.error["message"] for reply in replies)
+    assert all("not yours" in reply.error["message"] for reply in replies)
 
 
 async def test_a_light_request_tells_of_a_backend_that_is_away(autojump_clock: MockClock) -> None:

@@ -272,3 +272,11 @@ async def test_who_waits_no_longer_than_so_long_does_not_begin_anew_elsewhere(
             b[0].restart()
         refused = [reply for reply in replies if reply.status == 503]
         assert {(reply.error["code"], round(reply.seconds)) for reply in refused} == {("queue_timeout", 20)}
+
+
+async def test_a_backend_that_refuses_the_gateways_key_is_asked_last(autojump_clock: MockClock) -> None:
+    locked = (FakeLlamaServer(api_key="secret"), {"name": "a"})
+    open_ = (FakeLlamaServer(words=1), {"name": "b"})
+    async with gateway_to(locked, open_) as app:
+        replies = [await call(app, CHAT, chat()) for _ in range(3)]
+    assert [reply.status for reply in replies] == [200] * 3

@@ -187,11 +187,12 @@ class Backend:
         self._was_there |= state is not State.GONE
         word = state.value if self._was_there else "not there"
         news = f"{self._place} is {word}: {heard}".lstrip()
-        self._note("state", logging.INFO if state.serves else logging.WARNING, news)
+        is_fine = state.serves and state is not State.REFUSING
+        self._note("state", logging.INFO if is_fine else logging.WARNING, news)
         if state in {State.GONE, State.LOADING, State.SLEEPING}:
             self.seats.forget()
         self.seats.tidy()
-        self.condition.found(state)
+        self.condition.found(state, heard)
         return state
 
     async def weigh(self, exchange: Exchange) -> Charge:
@@ -251,7 +252,7 @@ class Backend:
         """
         if self.models:
             return [{"id": name, "object": "model", "owned_by": "llamacpp"} for name in self.models]
-        return model_entries((await ask(self.upstream, "/v1/models")).value)
+        return model_entries((await ask(self.upstream, "GET", "/v1/models")).value)
 
     def _take(self, props: Props) -> None:
         self.context = props.context or self.context

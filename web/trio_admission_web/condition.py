@@ -30,6 +30,8 @@ class State(Enum):
     """It has put its model away, and wakes up for a request."""
     UNKNOWN = "unknown"
     """It answers, but not as llama-server does; requests are sent all the same."""
+    REFUSING = "refusing"
+    """It refuses whatever the gateway sends, which is sent all the same: the client is told why."""
     WEDGED = "wedged"
     """It takes connections and does not answer."""
     GONE = "gone"
@@ -38,7 +40,12 @@ class State(Enum):
     @property
     def serves(self) -> bool:
         """Whether requests can be sent."""
-        return self in {State.READY, State.SLEEPING, State.UNKNOWN}
+        return self in {State.READY, State.SLEEPING, State.UNKNOWN, State.REFUSING}
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the backend says that it can serve requests."""
+        return self in {State.READY, State.SLEEPING}
 
 
 @final
@@ -53,6 +60,8 @@ class Condition:
 
     def __init__(self, pool: SlotPool, away_limit: float | None) -> None:
         self.state = State.LOADING
+        self.heard = ""
+        """What made it think so, unless that state is a good one."""
         self.is_given_up = False
         self.reason = ""
         """Why it was given up: a sentence, and maybe the end of the server's log in further lines."""
@@ -94,11 +103,12 @@ class Condition:
         """Wait for the next `doubt`."""
         await self._doubt.wait()
 
-    def found(self, state: State) -> None:
-        """Take note of what the backend does."""
+    def found(self, state: State, heard: str = "") -> None:
+        """Take note of what the backend does, and of what was heard of that."""
         if self._doubt.is_set():  # else somebody may wait for this very one
             self._doubt = trio.Event()
         self.state = state
+        self.heard = "" if state.is_good else heard
         if state.serves or state is State.LOADING:
             self._away_since = None
             self.is_given_up = False

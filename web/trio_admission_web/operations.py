@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .gateway import Gateway
     from .passage import Passage
 
-_READY: Final = frozenset({State.READY, State.SLEEPING})
 _COUNTS: Final = ("slots", "held", "free", "waiting", "parked", "returning")
 
 
@@ -54,8 +53,13 @@ async def _ready(gateway: Gateway) -> Response:
     async with trio.open_nursery() as nursery:
         for backend in gateway.backends.values():
             nursery.start_soon(ask, backend)
-    if not _READY.intersection(states.values()):
-        raise ProblemError(problems.backend_unavailable(retry_after=AWAY_RETRY))
+    if not any(state.is_good for state in states.values()):
+        refusals = "; ".join(
+            f"{name} is refusing, since {backend.condition.heard}"
+            for name, backend in gateway.backends.items()
+            if states[name] is State.REFUSING
+        )
+        raise ProblemError(problems.backend_unavailable(retry_after=AWAY_RETRY, reason=refusals))
     words = {name: states[name].value for name in gateway.backends}
     return json_response({"status": "ready", "backends": words})
 
@@ -87,8 +91,9 @@ def _view(gateway: Gateway, backend: Backend) -> dict[str, Any]:
     if not is_admin():
         return {"line": line}
     counts = backend.pool.statistics()
-    state = backend.condition.state.value
-    return {"state": state, **{name: getattr(counts, name) for name in _COUNTS}, "line": line}
+    condition = backend.condition
+    state = {"state": condition.state.value, **({"reason": condition.heard} if condition.heard else {})}
+    return {**state, **{name: getattr(counts, name) for name in _COUNTS}, "line": line}
 
 
 async def _cancel(gateway: Gateway, name: str) -> Response:

@@ -15,7 +15,7 @@ import trio
 from .condition import State
 from .network import reason_of
 from .problems import ProblemError
-from .upstream import LostError
+from .upstream import KeyRefusedError, LostError
 
 if TYPE_CHECKING:
     from .upstream import Upstream
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _PATIENCE: Final = 2.0
 # A server that keeps several models would load one to answer.
 _QUERY: Final = b"autoload=false"
+# Costs nothing, and a proxy that keeps people away from /props lets it pass.
+_TRIAL: Final = ("POST", "/tokenize", b'{"content": ""}')
+_KEY: Final = "--upstream-api-key, or api_key in the file, must be its key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +78,20 @@ async def look(upstream: Upstream, *, at_slots: bool) -> tuple[State, str, Props
     Returns:
         Its state, what was heard, for the log, and its properties if they were answered.
     """
-    health = await ask(upstream, "/health")
+    health = await ask(upstream, "GET", "/health")
     state = _by_health(health)
     if state is not State.READY:
         return state, f"/health {health.how}", None
-    said = await ask(upstream, "/props")
+    said = await ask(upstream, "GET", "/props")
+    if said.status == 401 and (await ask(upstream, *_TRIAL)).status == 401:
+        does = "refuses the key that it is sent" if upstream.shows_key else "wants a key"
+        return State.REFUSING, f"it {does}; {_KEY}", None
     props = _props(said)
     if said.status == 503:
         return State.LOADING, f"/props {said.how}", None
     if said.facts.get("is_sleeping") is True:
         return State.SLEEPING, "it says so", props
-    if at_slots and (slots := await ask(upstream, "/slots")).is_late:
+    if at_slots and (slots := await ask(upstream, "GET", "/slots")).is_late:
         return State.WEDGED, f"/slots {slots.how}", props
     return State.READY, f"/health {health.how}", props
 
@@ -109,21 +115,23 @@ async def idle_slots(upstream: Upstream) -> frozenset[int] | None:
 
 
 async def _slots(upstream: Upstream, *, are_processing: bool) -> frozenset[int] | None:
-    slots = (await ask(upstream, "/slots")).value
+    slots = (await ask(upstream, "GET", "/slots")).value
     if not isinstance(slots, list):
         return None
     found = (each for each in slots if isinstance(each, dict) and each.get("is_processing") is are_processing)
     return frozenset(number for each in found if type(number := each.get("id")) is int)
 
 
-async def ask(upstream: Upstream, path: str) -> Said:
+async def ask(upstream: Upstream, method: str, path: str, body: bytes = b"") -> Said:
     """Ask one question. Blocks for 2 s at most."""
     with trio.move_on_after(_PATIENCE):
         try:
-            answer = await upstream.fetch("GET", path, query=_QUERY)
+            answer = await upstream.fetch(method, path, query=_QUERY, body=body)
         except LostError as error:
             reason = reason_of(error)
             return Said("cannot be asked" + (f" ({reason})" if reason else ""))
+        except KeyRefusedError:
+            return Said("answers 401", status=401)
         except ProblemError:
             return Said("answers no HTTP", status=0)
         value = read_json(answer.body) if answer.status == 200 else None

@@ -113,9 +113,9 @@ def draining(*, retry_after: int) -> Problem:
     return Problem(503, "draining", "The gateway is shutting down. Try again later.", retry_after=retry_after)
 
 
-def backend_unavailable(*, retry_after: int) -> Problem:
-    """No backend is ready."""
-    message = "No backend is ready. Try again later."
+def backend_unavailable(*, retry_after: int, reason: str = "") -> Problem:
+    """No backend is ready, maybe for a reason that somebody can do something about."""
+    message = f"No backend is ready{reason and f': {reason}'}. Try again later."
     return Problem(503, "backend_unavailable", message, retry_after=retry_after)
 
 
@@ -135,6 +135,15 @@ def bad_gateway() -> Problem:
 def unreachable() -> Problem:
     """There is no way to connect to the backend."""
     return Problem(502, "bad_gateway", "The backend cannot be reached.")
+
+
+def key_refused() -> Problem:
+    """The backend wants a key, and the gateway has none or a wrong one. The client's own key is in order."""
+    message = (
+        "The server behind this gateway refuses the gateway's own key, not yours."
+        " Who runs the gateway must set --upstream-api-key."
+    )
+    return Problem(502, "bad_gateway", message)
 
 
 def upstream_timeout() -> Problem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, final
 
+from .condition import State
 from .problems import ProblemError, model_not_found
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _rank(backend: Backend, crowd: int, knows: bool) -> tuple[object, ...]:  # n
     slots = backend.pool.statistics().slots
     return (
         condition.is_given_up,
-        not condition.serves,
+        not condition.serves or condition.state is State.REFUSING,
         math.inf if wait is None else wait,
         crowd >= slots,
         not knows,

@@ -23,7 +23,14 @@ import trio
 
 from .framing import FramingError, body_of
 from .network import connect
-from .problems import ProblemError, bad_gateway, invalid_request, unreachable, upstream_timeout
+from .problems import (
+    ProblemError,
+    bad_gateway,
+    invalid_request,
+    key_refused,
+    unreachable,
+    upstream_timeout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -66,6 +73,10 @@ def passed_on(headers: Iterable[Header]) -> list[Header]:
 
 class LostError(ProblemError):
     """Raised when there is no connection, or the server has ended it too early."""
+
+
+class KeyRefusedError(ProblemError):
+    """Raised when the server answers 401. It never sees a key of a client, so its own words mislead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +176,7 @@ class Upstream:
     def point_at(self, url: str | None, api_key: str | None = None) -> None:
         """Send what comes from now on to this address, with this key. None = there is none to send it to."""
         self.url = url
+        self.shows_key = api_key is not None
         address = urlsplit(url or "")
         self._host = address.hostname
         self._port = address.port or (443 if address.scheme == "https" else 80)
@@ -206,6 +218,7 @@ class Upstream:
 
         Raises:
             LostError: `bad_gateway`, when there is no connection or it ends too early.
+            KeyRefusedError: `bad_gateway`, when the server refuses the gateway's own key.
             ProblemError: `bad_gateway`, when its bytes are no HTTP; `upstream_timeout`, when a limit of the
                 settings passes. All of them also out of the block.
         """
@@ -218,6 +231,8 @@ class Upstream:
                     await _send(stream, head, body)
                     connection = _Connection(stream, silence)
                     answer = await _read_head(parser, connection)
+                    if answer.status_code == 401:
+                        raise KeyRefusedError(key_refused())
                     framed = body_of(method, answer.status_code, answer.headers)
                     come, _ = parser.trailing_data
                     yield OpenAnswer(answer, framed, come, connection, self._settings.idle_limit)
