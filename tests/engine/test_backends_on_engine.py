@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from tests.support.engine import CHAT
+from tests.support.engine import CHAT, NO_SYSTEM
 from tests.support.processes import children
 from tests.support.raw_client import Answer, RawClient, data_of
 from tests.support.serving import descriptors, serving, until
@@ -30,7 +30,7 @@ EAGER = Patience(first_pause=0.1, steady=0, brief=0)
 
 def chat(prompt: str, tokens: int) -> dict[str, Any]:
     """A stream of exactly that many tokens."""
-    messages = [{"role": "user", "content": prompt}]
+    messages = [NO_SYSTEM, {"role": "user", "content": prompt}]
     return {"messages": messages, "max_tokens": tokens, "stream": True, "ignore_eos": True}
 
 
@@ -89,7 +89,7 @@ async def test_ten_kills_under_load_lose_nobody_who_was_in_the_line() -> None:
                 for client, answer in running:
                     await client.read_events(answer, 2)
                 for place, name in enumerate(queued, 1):
-                    nursery.start_soon(crowd.ask, name, 6)
+                    nursery.start_soon(crowd.ask, name, 3)
                     await until(lambda: pool.statistics().waiting == place)  # noqa: B023 - awaited at once
                 os.kill(engine, signal.SIGKILL)
                 for client, answer in running:
@@ -124,11 +124,11 @@ async def test_a_shared_cache_that_is_too_small_for_all(
         async def ask(prompt: str) -> None:
             async with RawClient.connected(url) as client:
                 key = [("Authorization", f"Bearer {engine.api_key}")]
-                answers.append(await client.ask("POST", CHAT, chat(prompt, 150), key))
+                answers.append(await client.ask("POST", CHAT, chat(prompt, 40), key))
 
         async with trio.open_nursery() as nursery:
             for number in range(3):
-                nursery.start_soon(partial(ask, f"Tell me story {number}."))
+                nursery.start_soon(partial(ask, f"Story {number}: {'once upon a time ' * 25}"))
     ends = [reasons(each) for each in answers]
     if through_gateway:
         assert ends == [["length"]] * 3

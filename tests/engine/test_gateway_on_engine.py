@@ -13,7 +13,7 @@ import openai
 import pytest
 import trio
 
-from tests.support.engine import CHAT
+from tests.support.engine import CHAT, NO_SYSTEM
 from tests.support.raw_client import RawClient, data_of, events
 from tests.support.serving import serving, until
 from trio_admission import AdmissionConfig
@@ -65,7 +65,7 @@ async def gateway_to(engine: RunningEngine, **admission: Any) -> AsyncIterator[G
 
 def chat(prompt: str, *, tokens: int, stream: bool = True) -> dict[str, Any]:
     """A request whose answer has exactly that many tokens."""
-    messages = [{"role": "user", "content": prompt}]
+    messages = [NO_SYSTEM, {"role": "user", "content": prompt}]
     return {"messages": messages, "max_tokens": tokens, "stream": stream, "ignore_eos": True}
 
 
@@ -100,7 +100,7 @@ async def test_the_line_is_in_the_gateway_and_never_in_the_engine(engine: Runnin
     async with gateway_to(engine) as gateway:
 
         async def one(number: int) -> None:
-            body = chat(f"Count to {number}.", tokens=24, stream=number % 2 == 0)
+            body = chat(f"Count to {number}.", tokens=8, stream=number % 2 == 0)
             answers.append(await ask(gateway.url, body))
 
         gateway.app.gateway.backend.pool.add_instrument(lambda _event: crowds.append(gateway.counts))
@@ -117,7 +117,7 @@ async def test_the_line_is_in_the_gateway_and_never_in_the_engine(engine: Runnin
     assert max(waiting for _, waiting in crowds) > 0
     for answer in answers:
         if answer.header("content-type") == "application/json":
-            assert answer.json["usage"]["completion_tokens"] == 24
+            assert answer.json["usage"]["completion_tokens"] == 8
         else:
             assert data_of(answer.body)[-1] == "[DONE]"
 
