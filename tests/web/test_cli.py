@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,13 @@ from trio_admission.testing.fake_llama_server import FakeLlamaServer
 from trio_admission_web import cli
 from trio_admission_web.keys import hash_key
 from trio_admission_web.options import BACKEND, GATEWAY, POOL
+
+
+def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"trio-admission {version('trio-admission')}\n"
 
 
 async def test_serve_listens_serves_and_stops_at_a_signal() -> None:

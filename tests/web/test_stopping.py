@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import time
+from collections import Counter
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -82,10 +84,20 @@ async def test_at_the_deadline_everybody_is_told_and_nobody_holds_up_the_end() -
 
 
 async def test_a_second_signal_ends_it_at_once() -> None:
-    async with FakeLlamaServer(words=10**4, interval=0.02) as llama, llama.listening() as upstream:
-        async with running(*SERVE, upstream) as command, RawClient.connected(command.url) as client:
-            await client.request("POST", CHAT, chat(stream=True))
+    llama = FakeLlamaServer(total_slots=1, words=10**4, interval=0.02)
+    async with llama, llama.listening() as upstream, AsyncExitStack() as stack:
+        async with running(*SERVE, upstream) as command:
+            clients = [await stack.enter_async_context(RawClient.connected(command.url)) for _ in range(4)]
+            uploads, left, runs, waits = clients
+            await uploads.send(post(CHAT, "content-length: 9") + b"{")
+            await left.request("POST", CHAT, chat(stream=True))
             await become(command.url, 1, 0, 0)
+            await left.close()
+            await become(command.url, 0, 0, 0)
+            await runs.request("POST", CHAT, chat(stream=True))
+            await become(command.url, 1, 0, 0)
+            await waits.request("POST", CHAT, chat())
+            await become(command.url, 1, 1, 0)
             command.process.send_signal(signal.SIGTERM)
             await until(lambda: refuses(command.url), 20)
             command.process.send_signal(signal.SIGTERM)
@@ -94,6 +106,8 @@ async def test_a_second_signal_ends_it_at_once() -> None:
             assert time.monotonic() - begun < LEEWAY
         assert command.process.returncode == 0
         assert b"Traceback" not in command.said
+        ends = Counter(re.findall(r'"outcome": "(\w+)"', command.said.decode()))
+        assert (ends["client_gone"], ends["stopped"]) == (1, 3)
 
 
 def refuses(url: str) -> bool:

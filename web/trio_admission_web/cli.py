@@ -9,6 +9,7 @@ import argparse
 import logging
 import sys
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> _Parser:
     parser = _Parser(prog="trio-admission", description="A line in front of a llama-server.")
+    told = f"trio-admission {version('trio-admission')}"
+    parser.add_argument("--version", action="version", version=told, help="tell the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     about = "run the gateway in front of a llama-server"
     serve = commands.add_parser("serve", help=about, description=_ABOUT_SERVE)

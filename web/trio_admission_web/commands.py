@@ -66,6 +66,7 @@ def serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
                 tls=settings.tls,
                 shutdown_deadline=settings.shutdown_deadline,
                 drain=app.gateway.drain,
+                cut_off=app.gateway.cut_off,
             )
             nursery.cancel_scope.cancel()
 
@@ -117,7 +118,12 @@ async def _demo(prompt: str | None, model: Path | None, flags: Mapping[str, str]
             async def run(task_status: trio.TaskStatus[list[str]]) -> None:
                 drain = app.gateway.drain if prompt is None else interrupt
                 await run_server(
-                    app, host=settings.host, port=settings.port, drain=drain, task_status=task_status
+                    app,
+                    host=settings.host,
+                    port=settings.port,
+                    drain=drain,
+                    cut_off=app.gateway.cut_off,
+                    task_status=task_status,
                 )
                 nursery.cancel_scope.cancel()
 

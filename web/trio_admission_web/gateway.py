@@ -54,6 +54,7 @@ class Gateway:
         self.passages: set[Passage] = set()
         self.resumes = Resumes()
         self.draining = False
+        self._is_cut_off = False
         self._receiving: set[trio.CancelScope] = set()
         self._received = trio.Event()
 
@@ -61,6 +62,11 @@ class Gateway:
     def backend(self) -> Backend:
         """The default one."""
         return self.directory.backends[0]
+
+    @property
+    def outcome_of_cut(self) -> str:
+        """What has become of a request that nothing in here has ended."""
+        return "stopped" if self._is_cut_off else "client_gone"
 
     def line(self, backend: Backend) -> list[Passage]:
         """Return the passages that wait for a slot of a backend, next first."""
@@ -124,7 +130,8 @@ class Gateway:
     async def drain(self) -> None:
         """Refuse newcomers from now on; block until everybody who is here has been served.
 
-        When this is cancelled, for lack of time, everybody who is still here is told so and sent away.
+        When this is cancelled, for lack of time, everybody who is still here is told so and sent away, unless
+        they are cut off.
         """
         self.draining = True
         try:
@@ -134,6 +141,8 @@ class Gateway:
             for backend in self.backends.values():
                 await backend.pool.drained()
         except trio.Cancelled:
+            if self._is_cut_off:
+                raise
             for scope in self._receiving:
                 scope.cancel()
             for each in self.passages:
@@ -141,3 +150,7 @@ class Gateway:
             for backend in self.backends.values():
                 backend.hurry()
             raise
+
+    def cut_off(self) -> None:
+        """Take note that whoever is still here does not leave, but loses the connection now."""
+        self._is_cut_off = True

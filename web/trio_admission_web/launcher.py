@@ -40,6 +40,7 @@ async def run_server(
     tls: tuple[str, str] | None = None,
     shutdown_deadline: float = 30.0,
     drain: Callable[[], Awaitable[None]] | None = None,
+    cut_off: Callable[[], None] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve `app` until SIGTERM or SIGINT; must run in the main thread.
@@ -51,8 +52,8 @@ async def run_server(
     The first signal calls `drain`, while new requests are still accepted, so that the application can refuse
     them. When `drain` returns, or is cancelled because `shutdown_deadline` has passed, nobody new is let in,
     and listening stops when those who have come are in (`listening.Door.shut`). Requests in flight have the
-    rest of the time to finish, and at least a second; then they are cancelled. The second signal cancels
-    everything.
+    rest of the time to finish, and at least a second; then they are cancelled. The second signal calls
+    `cut_off` and cancels everything.
 
     Args:
         app: The application.
@@ -62,6 +63,7 @@ async def run_server(
         tls: Files with the certificate chain and its key, to speak TLS.
         shutdown_deadline: Seconds from the first signal.
         drain: Returns when the application has nothing left to do.
+        cut_off: Lets the application take note of why its requests end.
         task_status: For `nursery.start`.
 
     Raises:
@@ -99,6 +101,8 @@ async def run_server(
         await anext(signals)
         nursery.start_soon(stop_gently)
         await anext(signals)
+        if cut_off is not None:
+            cut_off()
         nursery.cancel_scope.cancel()
 
     with ExitStack() as at_exit, trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

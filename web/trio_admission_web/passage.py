@@ -122,7 +122,7 @@ class Passage:
         """Set when it has a place in the line of its backend, or has ended."""
         self._asking = False
         self._concluded = False
-        self._outcome = "client_gone"  # unless something else ends it
+        self._outcome = ""  # while it is on its way
         self._detail: str | None = None
         gateway.passages.add(self)  # so that others who choose their backend now can count it
 
@@ -242,6 +242,7 @@ class Passage:
                 self._fail(problems.internal_error())
             case _ if self._ended_by is not None:
                 self._fail(self._ended_by)
+        self._outcome = self._outcome or self._gateway.outcome_of_cut
         self._reply.close()
 
     async def _goes_through(self) -> bool:
