@@ -54,6 +54,10 @@ class ParkBudget:
 
     Args:
         limit: How many leases may be parked at once, tickets that are out included; 0 = none.
+
+    Raises:
+        TypeError: if the limit is no int.
+        ValueError: if it is below 0.
     """
 
     def __init__(self, limit: int) -> None:

@@ -26,7 +26,8 @@ class AdmissionConfig:
 
     Args:
         enabled: False admits everybody at once, without slots (`Lease.slot` is None).
-        max_wait: Seconds from arrival after which a wait raises `WaitTimeout`; None = no limit.
+        max_wait: Seconds from arrival after which a wait raises `WaitTimeout`; 0 = now or never, None = no
+            limit.
         keepalive_interval: Seconds between two signs of life to a waiting client. The pool does not
             use it; it stands here so that servers read it from the same place.
         max_waiting: Limit of the line; 0 or less = no limit; None = ``waiting_per_slot`` x slots.
@@ -36,6 +37,9 @@ class AdmissionConfig:
         aging: Seconds of waiting that weigh as much as one step of priority; None = priorities are strict.
             Looked at when something changes in the pool, never just because time passes.
         kv_budget: False ignores ``kv_tokens``.
+
+    Raises:
+        ValueError: names the setting that is out of its range, and the range.
     """
 
     enabled: bool = True
@@ -70,10 +74,14 @@ class AdmissionConfig:
     def from_env(cls, environ: Mapping[str, str] | None = None) -> AdmissionConfig:
         """Read the settings from ``environ`` (default: `os.environ`), once.
 
-        Variables, each with the prefix ``TRIO_ADMISSION_``: ``CONTROL`` (on or off), ``QUEUE_TIMEOUT``
-        (seconds, 0 or less = none), ``KEEPALIVE_INTERVAL`` (seconds), ``MAX_QUEUE`` (0 or less = no
-        limit), ``QUEUE_PER_SLOT`` (then without the floor of 64), ``KV_BUDGET`` (on or off). Behind
-        each, for people who move over, the prefixes ``UNSLOTH_LLAMA_ADMISSION_`` and
+        Variables, each with the prefix ``TRIO_ADMISSION_``: ``CONTROL`` (on or off; 1, true and yes, or 0,
+        false and no, are the same), ``QUEUE_TIMEOUT`` (seconds, 0 or less = none), ``KEEPALIVE_INTERVAL``
+        (seconds, 0 or less = the default), ``MAX_QUEUE`` (0 or less = no limit), ``QUEUE_PER_SLOT`` (then
+        without the floor of 64), ``KV_BUDGET`` (as ``CONTROL``). They set ``enabled``, ``max_wait``,
+        ``keepalive_interval``, ``max_waiting``, ``waiting_per_slot`` and ``kv_budget``; the others keep their
+        defaults.
+
+        Behind each, for people who move over, the prefixes ``UNSLOTH_LLAMA_ADMISSION_`` and
         ``UNSLOTH_OPENAI_COMPAT_ADMISSION_`` (the latter without the last two). The first name with a
         non-blank value wins. A value that does not parse gives a `UserWarning` that names the
         variable, and the default stands.

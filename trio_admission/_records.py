@@ -31,6 +31,10 @@ class Cost:
     Args:
         slots: Decoding sequences, at least 1.
         tokens: Tokens of KV cache, 0 = not counted. A pool without ``kv_tokens`` does not look at it.
+
+    Raises:
+        TypeError: if one of them is no int.
+        ValueError: if one of them is too small.
     """
 
     slots: int = 1
@@ -165,8 +169,9 @@ class PoolEvent:
 class Instrument(Protocol):
     """An observer of a pool: called with each event, synchronously, after the change.
 
-    It must not change the pool (`RuntimeError`). One that raises is removed, and its error goes to
-    `sys.unraisablehook`.
+    Any callable that takes one `PoolEvent` will do. The task that made the change calls it, so it should be
+    quick. It may look at the pool, but not change it (`RuntimeError`). One that raises is removed, and its
+    error goes to `sys.unraisablehook`.
     """
 
     def __call__(self, event: PoolEvent, /) -> object:

@@ -53,6 +53,11 @@ class FakeLlamaServer(pages.Options):
     Reach it over memory (`connect`) or over TCP on loopback (`listening`, `serve`). Every wait is on Trio's
     clock, so on a virtual one it takes no real time.
 
+    It decodes for the chat completions, completions, responses and messages of the OpenAI and Anthropic APIs,
+    for the server's own /completion, and, where its arguments say so, for embeddings, reranking and /infill.
+    It answers without decoding: /health, /props, /slots, /metrics, /v1/models, /tokenize, /detokenize,
+    /apply-template and the counting of tokens.
+
     Each request is answered by what `reply` returns for it; else, if it decodes, by the next of the replies
     given to `script`; else as the server would, with the `default` script.
 
@@ -125,7 +130,10 @@ class FakeLlamaServer(pages.Options):
         return len(self._site.engine.deferred)
 
     def script(self, *replies: Reply) -> None:
-        """Say how the next requests that decode are answered, in the order of their arrival."""
+        """Say how the next requests that decode are answered, in the order of their arrival.
+
+        Each reply is used once. Calling it again adds replies.
+        """
         self._queue.extend(replies)
 
     def connect(self) -> MemoryStream:

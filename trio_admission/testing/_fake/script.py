@@ -144,9 +144,15 @@ class Raw:
         content_length: int | None = None,
         headers: Iterable[tuple[str, str]] = (),
     ) -> Raw:
-        """Make a complete answer; a body that is neither bytes nor str is sent as JSON.
+        """Make a complete answer.
 
-        A wrong `content_length` makes a body that is too long or too short; to end the latter, add a step.
+        Args:
+            status: The HTTP status.
+            body: What is neither bytes nor str is sent as JSON.
+            content_type: The header of that name.
+            content_length: None = that of the body. A wrong one makes a body that is too long or too short;
+                to end the latter, add a step (`then`).
+            headers: Additional headers.
         """
         data = (
             body
@@ -159,7 +165,12 @@ class Raw:
 
     @classmethod
     def stream(cls, *steps: bytes | float | End, headers: Iterable[tuple[str, str]] = ()) -> Raw:
-        """Make a 200 event stream: bytes are framed as chunks, and an `End` ends it."""
+        r"""Make a 200 event stream: `Raw.stream(b"data: {}\n\n", 0.5, End.RESET)`.
+
+        Args:
+            steps: As in `Raw`, but bytes are framed as one chunk each. Without an `End` it has no end.
+            headers: Additional headers.
+        """
         head = [("Content-Type", "text/event-stream"), ("Transfer-Encoding", "chunked"), *headers]
         return cls(response_head(200, head), *(chunk(s) if isinstance(s, bytes) else s for s in steps))
 
