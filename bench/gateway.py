@@ -245,6 +245,14 @@ def free_port() -> int:
         return port
 
 
+def is_ready(port: int) -> bool:
+    """Whether somebody answers there, and does not say that he is not ready, which the gateway alone does."""
+    try:
+        return httpx2.get(f"http://127.0.0.1:{port}/ready", trust_env=False).status_code != 503
+    except httpx2.TransportError:
+        return False
+
+
 @contextmanager
 def running(*command: str) -> Iterator[Process]:
     """Run a process that listens on the port that is put for PORT."""
@@ -253,15 +261,10 @@ def running(*command: str) -> Iterator[Process]:
     child = subprocess.Popen([sys.executable, *told], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 30
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                if time.monotonic() > deadline or child.poll() is not None:
-                    raise
-                time.sleep(0.05)
-        time.sleep(0.3)  # the gateway asks for the slots
+        while not is_ready(port):
+            if time.monotonic() > deadline or child.poll() is not None:
+                raise RuntimeError(f"it does not come up: {' '.join(told)}")
+            time.sleep(0.05)
         yield Process(child.pid, port)
     finally:
         child.terminate()
