@@ -29,10 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def slot_pool(request: pytest.FixtureRequest) -> Iterator[SlotPool]:
-    """A `trio_admission.SlotPool` with one slot, so that the second who asks must wait.
+    """A `SlotPool` with one slot, so that the second who asks must wait.
 
-    ``@pytest.mark.slot_pool(4, config=...)`` gives it other arguments. After the test its books are checked,
-    and that nothing of it is held, waiting or parked any more.
+    ``@pytest.mark.slot_pool(4, config=...)`` gives it other arguments. After the test its books are checked
+    with `check`, and that nothing of it is held, waiting or parked any more: whatever a test has entered, it
+    must leave. For any test, asynchronous or not.
     """
     from trio_admission import SlotPool  # noqa: PLC0415  # not before somebody asks, see above
     from trio_admission.testing import check  # noqa: PLC0415
@@ -42,12 +43,14 @@ def slot_pool(request: pytest.FixtureRequest) -> Iterator[SlotPool]:
     yield pool
     check(pool)
     left = pool.statistics()
-    assert (left.held, left.waiting, left.parked, left.returning) == (0, 0, 0, 0), "left after the test"
+    assert (left.held, left.waiting, left.parked, left.returning) == (0, 0, 0, 0), (
+        f"left after the test: {pool}"
+    )
 
 
 @pytest.fixture
 async def fake_llama_server(request: pytest.FixtureRequest) -> AsyncIterator[FakeLlamaServer]:
-    """A running `trio_admission.testing.FakeLlamaServer`, for tests that pytest-trio runs.
+    """A `FakeLlamaServer` that runs, for tests that pytest-trio runs. It ends with the test.
 
     ``@pytest.mark.fake_llama_server(total_slots=2)`` gives it other arguments.
     """
@@ -55,5 +58,7 @@ async def fake_llama_server(request: pytest.FixtureRequest) -> AsyncIterator[Fak
 
     marker: pytest.Mark | None = request.node.get_closest_marker("fake_llama_server")
     options: dict[str, Any] = dict(marker.kwargs) if marker is not None else {}
+    if marker is not None and marker.args:
+        raise TypeError(f"the marker fake_llama_server takes its arguments by name, not {marker.args}")
     async with FakeLlamaServer(**options) as server:
         yield server

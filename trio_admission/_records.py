@@ -62,8 +62,8 @@ class PoolStatistics:
     held: int
     """Slots that are held; more than ``slots`` for a while after a shrink."""
     free: int
-    """Slots that a newcomer of one slot could take now. 0 while grants are held back, while a request runs
-    alone, and while somebody waits to come back."""
+    """Slots that a request of one slot could take now, if nobody stood before it in the line. 0 while grants
+    are held back, while a request runs alone, and while somebody waits to come back."""
     waiting: int
     """Newcomers in the line; returning holders are not among them."""
     parked: int

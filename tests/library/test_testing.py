@@ -257,7 +257,26 @@ def test_what_is_left_of_a_pool_fails_the_test(pytester: pytest.Pytester) -> Non
     )
     result = pytester.runpytest()
     result.assert_outcomes(failed=1, errors=1)
-    result.stdout.fnmatch_lines(["*left after the test*"])
+    result.stdout.fnmatch_lines([
+        "*left after the test: <SlotPool '': 1 of 1 slots held, 0 waiting, 0 parked>*"
+    ])
+
+
+def test_a_marker_that_is_not_understood_fails_the_test(pytester: pytest.Pytester) -> None:
+    """It is not passed over: the server would be another one than the test says."""
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.fake_llama_server(2)
+        @pytest.mark.trio
+        async def test_it(fake_llama_server):
+            pass
+        """
+    )
+    result = pytester.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*the marker fake_llama_server takes its arguments by name*"])
 
 
 def test_the_plugin_costs_nothing_until_it_is_used() -> None:
