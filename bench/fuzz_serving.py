@@ -1,12 +1,14 @@
 """Throw malformed HTTP at a hardened server and report what it did to it.
 
-    python bench/fuzz_serving.py [--requests 30000] [--seed 1] [--stock]
+    python -m bench.fuzz_serving [--requests 30000] [--seed 1] [--http2] [--stock]
 
 Each request is a seed message, damaged at random, sent over a loopback socket in one or two parts, and
 dropped at a random moment. Printed are: exceptions that left the server (it would have exited), exceptions
 that one connection kept to itself or that the application saw, and the file descriptors and tasks that are
-left when all clients have gone. The exit status is 1 if the server died or leaked. With `--stock` the server
-is Hypercorn as it comes, for comparison.
+left when all clients have gone. The exit status is 1 if the server died or leaked.
+
+With `--http2` each message is many requests and other frames (`http2_messages`). With `--stock` the server is
+Hypercorn as it comes, for comparison.
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from trio.testing import wait_all_tasks_blocked
 
+from bench.http2_messages import damaged_http2
 from trio_admission_web.serving.app import ServingApp
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 CLIENTS = 20
 PATIENCE = 40.0  # seconds; longer than any deadline of the server
@@ -72,6 +75,7 @@ SEEDS = (
     H2C_UPGRADE,
     WEBSOCKET_UPGRADE,
 )
+PATHS = ("/", "/slow", "/unread", "/broken", "/nowhere")
 INSERTS = (
     b"\r\n",
     b"\n",
@@ -135,9 +139,9 @@ def add_views(app: QuartTrio) -> None:
         app.add_url_rule(path, view.__name__, view, methods=["GET", "POST", "PUT", "CONNECT"])
 
 
-async def attack(port: int, rng: random.Random) -> None:
+async def attack(port: int, rng: random.Random, make: Callable[[random.Random], bytes]) -> None:
     """Be one client."""
-    message = damaged(rng)
+    message = make(rng)
     cut = rng.randrange(len(message) + 1) if rng.random() < 0.5 else len(message)
     try:
         stream = await trio.open_tcp_stream("127.0.0.1", port)
@@ -154,7 +158,7 @@ async def attack(port: int, rng: random.Random) -> None:
             with trio.move_on_after(rng.random() * 0.03):
                 await stream.receive_some()
                 if rng.random() < 0.3:
-                    await stream.send_all(rng.choice(SEEDS))
+                    await stream.send_all(make(rng))
                 await stream.receive_some()
             if rng.random() < 0.3:  # close with a reset
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -219,7 +223,9 @@ async def settle(before: tuple[int, set[trio.lowlevel.Task]]) -> tuple[int, list
         await trio.sleep(0.2)
 
 
-async def fuzz(app: QuartTrio, requests: int, seed: int, failures: Failures) -> bool:
+async def fuzz(
+    app: QuartTrio, requests: int, seed: int, make: Callable[[random.Random], bytes], failures: Failures
+) -> bool:
     """Serve `app`, attack it and say whether all is as before."""
     rng = random.Random(seed)
     logger = logging.getLogger("fuzz")
@@ -238,7 +244,7 @@ async def fuzz(app: QuartTrio, requests: int, seed: int, failures: Failures) -> 
         nonlocal sent
         while sent < requests:
             sent += 1
-            await attack(port, rng)
+            await attack(port, rng, make)
 
     try:
         async with trio.open_nursery() as nursery:
@@ -267,6 +273,7 @@ def main() -> int:
     )
     parser.add_argument("--requests", type=int, default=30_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--http2", action="store_true")
     parser.add_argument("--stock", action="store_true")
     options = parser.parse_args()
     app: QuartTrio = QuartTrio("fuzz") if options.stock else ServingApp("fuzz")
@@ -274,7 +281,8 @@ def main() -> int:
     add_views(app)
     failures = Failures()
     started = time.perf_counter()
-    well = trio.run(fuzz, app, options.requests, options.seed, failures)
+    make = partial(damaged_http2, paths=PATHS) if options.http2 else damaged
+    well = trio.run(fuzz, app, options.requests, options.seed, make, failures)
     for what, count in failures.seen.most_common():
         print(f"{count:6} {what}")
     print(f"{time.perf_counter() - started:.1f} s")

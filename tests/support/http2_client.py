@@ -74,13 +74,19 @@ class Stream:
         h2.send_headers(self.number, head, end_stream=end)
         await self.connection.flush()
 
-    async def send(self, data: bytes, *, end: bool = False) -> None:
-        """Send more of the body, as far as the server has room for it."""
+    async def send(self, data: bytes, *, end: bool = False, regardless: bool = False) -> None:
+        """Send more of the body when the server has room for it; `regardless` of a complete answer.
+
+        Raises:
+            BrokenResourceError: The server does not want it any more.
+        """
         h2 = self.connection.h2
         while data:
             await self.connection.wait(lambda: self._gone or h2.local_flow_control_window(self.number) > 0)
-            if self._gone:
+            if self._gone and not (regardless and self.reset_by is None):
                 raise trio.BrokenResourceError
+            if h2.local_flow_control_window(self.number) <= 0:
+                await self.connection.wait(lambda: h2.local_flow_control_window(self.number) > 0)
             room = min(h2.local_flow_control_window(self.number), h2.max_outbound_frame_size)
             h2.send_data(self.number, data[:room], end_stream=end and room >= len(data))
             data = data[room:]

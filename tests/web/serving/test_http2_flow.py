@@ -251,7 +251,10 @@ async def upload(client: Connection, path: str, **headers: str) -> tuple[Stream,
 
 @pytest.mark.parametrize("path", ["/read", "/iterate"])
 @pytest.mark.parametrize("headers", [{}, {"content-length": str(1000 * MIB)}], ids=["", "told"])
-async def test_a_body_that_is_too_long_is_refused_as_in_http_1(path: str, headers: dict[str, str]) -> None:
+async def test_a_body_that_is_too_long_is_refused_as_in_http_1(
+    path: str, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "LINGER", 0.1)
     async with serving(Counting(MAX_CONTENT_LENGTH=MIB).app) as server, http2_to(server.url) as client:
         for _ in range(2):
             stream, sent = await upload(client, path, **headers)
@@ -261,6 +264,21 @@ async def test_a_body_that_is_too_long_is_refused_as_in_http_1(path: str, header
             assert sent < 3 * MIB
             await client.wait(partial(contains, client.resets, (stream.number, ErrorCodes.NO_ERROR)))
         assert (await client.ask("GET", "/")).body == b"here"
+
+
+async def test_who_goes_on_sending_behind_the_answer_is_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "LINGER", 60)
+    async with serving(Counting(MAX_CONTENT_LENGTH=MIB).app) as server, http2_to(server.url) as client:
+        before, stream = resident(), client.new()
+        await stream.request("POST", "/read", None, [("content-length", str(40 * MIB))], end=False)
+        assert (await stream.read_answer()).status == 413
+        for _ in range(40):
+            await stream.send(bytes(MIB), regardless=True)
+        client.h2.end_stream(stream.number)
+        await client.flush()
+        assert (await client.ask("GET", "/")).body == b"here"
+        assert client.resets == []
+        assert resident() - before < 10 * MIB
 
 
 async def test_a_body_that_does_not_come_in_time_is_refused_as_in_http_1() -> None:

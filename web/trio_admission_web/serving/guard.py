@@ -11,8 +11,11 @@ HYPERCORN = "0.18"
 H2_POINTS = (
     "h2.connection:ConnectionState",
     "h2.connection:H2Connection._receive_frame",
+    "h2.connection:H2Connection._stream_closed_by",
+    "h2.stream:StreamClosedBy",
     "h2.utilities:HeaderValidationFlags",
     "h2.utilities:validate_headers",
+    "h2.windows:WindowManager.window_consumed",
 )
 HYPERCORN_POINTS = (
     "hypercorn.trio.run:TCPServer",

@@ -25,9 +25,9 @@ from h2.events import (
 )
 from h2.exceptions import ProtocolError
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.events import Body, EndBody, Request, Response, StreamClosed
-from hypercorn.utils import filter_pseudo_headers
+from hypercorn.protocol.events import Body, EndBody, Response, StreamClosed
 
+from . import transport
 from .http2_connection import Connection, Patience, read_head
 from .http2_outlet import AHEAD, Outlet
 from .http2_stream import RequestStream
@@ -127,7 +127,7 @@ class HTTP2Protocol:
             self._connection.end_stream(number)
         self._outlet.flush()
         if isinstance(event, Body):
-            # The only checkpoint of an application that does nothing but send, also to a client that has gone.
+            # The only checkpoint of an application that does nothing but send, and be it to nobody.
             await trio.lowlevel.checkpoint()
 
     # ---- what comes
@@ -178,7 +178,7 @@ class HTTP2Protocol:
         head = read_head(headers, self._config.h11_max_incomplete_size, complete=complete)
         if isinstance(head, int):
             self._send_head(number, head, [(b"content-length", b"0")], end=True)
-            self._connection.reset_if_open(number, ErrorCodes.NO_ERROR)
+            self._tasks.spawn(self._hear_out, number)
             return
         method, target = head
         if not complete and (b"expect", b"100-continue") in headers:
@@ -186,16 +186,7 @@ class HTTP2Protocol:
         give_back = partial(self._give_back, number)
         stream = self._streams[number] = self._make_stream(stream_id=number, give_back=give_back)
         await self._send(Updated(idle=False))
-        await stream.handle(
-            Request(
-                stream_id=number,
-                headers=filter_pseudo_headers(headers),
-                http_version="2",
-                method=method.decode("ascii").upper(),
-                raw_path=target,
-                state=self._state,
-            )
-        )
+        await stream.begin(method, target, headers, self._state)
         if stream.closed:  # Hypercorn has answered: it is not for this server's name
             await self._finish(number)
         await self._context.mark_request()
@@ -224,12 +215,23 @@ class HTTP2Protocol:
 
     async def _finish(self, number: int) -> None:
         """End a stream whose application has ended its answer, or itself."""
-        if number in self._streams:
-            said_all = self._streams[number].answered
-            # What the client is still sending is not wanted; or what it has is not the whole answer.
-            code = ErrorCodes.NO_ERROR if said_all else ErrorCodes.INTERNAL_ERROR
-            self._connection.reset_if_open(number, code)
-            await self._close(number)
+        if number not in self._streams:
+            return
+        if not self._streams[number].answered:
+            self._connection.reset_if_open(number, ErrorCodes.INTERNAL_ERROR)
+        elif self._connection.is_open(number):
+            self._tasks.spawn(self._hear_out, number)
+        await self._close(number)
+
+    async def _hear_out(self, number: int) -> None:
+        """Throw away for a while what comes of a body after the answer, then say that it is not wanted.
+
+        As HTTP/1 does: there are clients that look at no answer, or at none behind a reset, while they send.
+        """
+        with trio.move_on_after(transport.LINGER):
+            await self._outlet.written()
+        self._connection.reset_if_open(number, ErrorCodes.NO_ERROR)
+        self._outlet.flush()
 
     async def _close(self, number: int) -> None:
         """Forget a stream, and tell its application."""

@@ -24,7 +24,9 @@ from h2.events import (
 )
 from h2.exceptions import InvalidBodyLengthError, ProtocolError
 from h2.settings import SettingCodes, Settings
+from h2.stream import StreamClosedBy
 from h2.utilities import HeaderValidationFlags, validate_headers
+from hyperframe.frame import DataFrame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -100,6 +102,11 @@ class Connection(H2Connection):
         return min(super().open_inbound_streams, MAX_STREAMS - 1)
 
     def _receive_frame(self, frame: Frame) -> list[Event]:
+        if isinstance(frame, DataFrame) and self._was_reset_by_us(frame.stream_id):
+            # Was on its way, and is to be ignored (RFC 9113, 5.1); h2 would answer each with another reset.
+            self._inbound_flow_control_window_manager.window_consumed(frame.flow_controlled_length)
+            self.acknowledge_received_data(frame.flow_controlled_length, frame.stream_id)
+            return []
         try:
             events = super()._receive_frame(frame)
         except ProtocolError as error:
@@ -110,6 +117,9 @@ class Connection(H2Connection):
         if opened and super().open_inbound_streams > MAX_STREAMS:
             return self._reset(frame.stream_id, ErrorCodes.REFUSED_STREAM)
         return events
+
+    def _was_reset_by_us(self, stream_id: int) -> bool:
+        return self._stream_closed_by(stream_id) is StreamClosedBy.SEND_RST_STREAM
 
     def _is_of_one_stream(self, frame: Frame, error: ProtocolError) -> bool:
         # A header block that cannot be unpacked (which has a cause) spoils all that follow.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import trio
+from hypercorn.protocol.events import Request
 from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.utils import filter_pseudo_headers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
         AppWrapper,
         ASGIReceiveEvent,
         ASGISendEvent,
+        ConnectionState,
         HTTPRequestEvent,
         HTTPScope,
         Scope,
@@ -93,6 +96,21 @@ class RequestStream(HTTPStream):
         self._inbox = Inbox(give_back)
         self.answered = False
         self.sender = trio.lowlevel.ParkingLot()
+
+    async def begin(
+        self, method: bytes, target: bytes, headers: list[tuple[bytes, bytes]], state: ConnectionState
+    ) -> None:
+        """Start the application."""
+        await self.handle(
+            Request(
+                stream_id=self.stream_id,
+                headers=filter_pseudo_headers(headers),
+                http_version="2",
+                method=method.decode("ascii").upper(),
+                raw_path=target,
+                state=state,
+            )
+        )
 
     async def spawn_app(
         self,
