@@ -222,6 +222,10 @@ def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) ->
             ),
         ),
         (
+            ["serve", "--upstream", "http://localhost:8000"],
+            "backend default has the gateway's own address, 127.0.0.1:8000: give it another --port",
+        ),
+        (
             ["serve", "--upstream", "http://h", "--slots", "0"],
             "--slots must be a whole number, at least 1, not 0",
         ),

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.support.serving import descriptors
-from trio_admission_web.network import connect, reason_of
+from trio_admission_web.network import connect, leads_to, reason_of
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,29 @@ def test_the_reason_is_that_of_the_first_cause_that_says_one() -> None:
     assert (
         reason_of(ssl.SSLCertVerificationError(1, "certificate verify failed")) == "certificate verify failed"
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "leads"),
+    [
+        ("http://127.0.0.1:8000", "127.0.0.1", True),
+        ("http://localhost:8000/base", "127.0.0.1", True),
+        ("http://127.0.0.1:8000", "localhost", True),
+        ("http://127.1:8000", "127.0.0.1", True),
+        ("http://0.0.0.0:8000", "127.0.0.1", True),
+        ("http://[::ffff:127.0.0.1]:8000", "127.0.0.1", True),
+        ("http://[::1]:8000", "::", True),
+        ("http://[::]:8000", "::1", True),
+        ("http://127.0.0.1:8000", "0.0.0.0", True),
+        (f"http://{socket.gethostname()}:8000", "0.0.0.0", True),
+        ("http://127.0.0.1:8001", "127.0.0.1", False),
+        ("http://127.0.0.1", "127.0.0.1", False),
+        ("http://127.0.0.2:8000", "127.0.0.1", False),
+        ("http://192.0.2.1:8000", "0.0.0.0", False),
+        ("http://127.0.0.1:8000", "::1", False),
+        ("http://no-such-host.invalid:8000", "0.0.0.0", False),
+        ("http://no..host:8000", "127.0.0.1", False),
+    ],
+)
+def test_an_address_in_any_spelling_leads_to_who_listens_there(url: str, host: str, leads: bool) -> None:
+    assert leads_to(url, host, 8000) is leads

@@ -17,6 +17,7 @@ TABLE = [
     (problems.draining(retry_after=7), 503, "api_error", "draining"),
     (problems.backend_unavailable(retry_after=7), 503, "api_error", "backend_unavailable"),
     (problems.cancelled(), 499, "api_error", "cancelled"),
+    (problems.loop_detected(), 508, "api_error", "loop_detected"),
     (problems.bad_gateway(), 502, "api_error", "bad_gateway"),
     (problems.upstream_timeout(), 504, "api_error", "upstream_timeout"),
     (

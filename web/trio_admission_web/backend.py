@@ -245,14 +245,17 @@ class Backend:
         self.condition.check_now()
         return await self.upstream.fetch(method, path, headers=headers, query=query, body=body)
 
-    async def listed_models(self) -> list[dict[str, object]]:
+    async def listed_models(self, headers: Sequence[Header]) -> list[dict[str, object]]:
         """Return its entries for the list of models: those configured, else what it says.
 
         Blocks for 2 s at most.
+
+        Args:
+            headers: Sent to the server.
         """
         if self.models:
             return [{"id": name, "object": "model", "owned_by": "llamacpp"} for name in self.models]
-        return model_entries((await ask(self.upstream, "GET", "/v1/models")).value)
+        return model_entries((await ask(self.upstream, "GET", "/v1/models", headers=headers)).value)
 
     def _take(self, props: Props) -> None:
         self.context = props.context or self.context

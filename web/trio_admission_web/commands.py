@@ -17,6 +17,7 @@ from .app import create_app
 from .configuration import CONFIG, ConfigurationError, load
 from .engine import DEMO_MODEL, EngineError, fetch_model, find_model
 from .launcher import LaunchError, launch, run_server
+from .network import leads_to
 from .options import BACKEND
 from .output import put
 from .problems import ProblemError, bad_gateway, upstream_error
@@ -52,6 +53,7 @@ def serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
     """
 
     async def run() -> None:
+        _refuse_to_meet_itself(settings)
         try:
             app = create_app(settings)
         except (EngineError, ToolLoadError) as error:
@@ -71,6 +73,17 @@ def serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
             nursery.cancel_scope.cancel()
 
     return launch(run)
+
+
+def _refuse_to_meet_itself(settings: Settings) -> None:
+    if settings.unix is not None or "LISTEN_FDS" in os.environ:  # host and port are not used
+        return
+    for each in settings.backends:
+        if each.url is not None and leads_to(each.url, settings.host, settings.port):
+            place = f"{settings.host}:{settings.port}"
+            raise LaunchError(
+                f"backend {each.name} has the gateway's own address, {place}: give it another --port"
+            )
 
 
 async def _reload_on_hangup(app: App, read_again: Callable[[], Settings]) -> None:

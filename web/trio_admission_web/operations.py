@@ -15,6 +15,7 @@ from .gateway import DRAIN_RETRY
 from .metrics import CONTENT_TYPE
 from .problems import ProblemError
 from .rendering import json_response, typed
+from .upstream import LostError, passed_on
 
 if TYPE_CHECKING:
     from quart import Quart
@@ -115,5 +116,10 @@ async def _look(gateway: Gateway, path: str) -> Response:
     backend = gateway.backend if name is None else gateway.backends.get(name)
     if backend is None:
         raise ProblemError(problems.not_found())
-    answer = await backend.fetch("GET", path)
+    try:
+        # Also of one that is away: two gateways in a circle would never find out if neither sent this on.
+        answer = await backend.upstream.fetch("GET", path, headers=passed_on(request.scope["headers"]))
+    except LostError:
+        backend.condition.check_now()
+        raise
     return typed(Response(answer.body, answer.status), answer.content_type)

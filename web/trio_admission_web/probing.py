@@ -18,7 +18,9 @@ from .problems import ProblemError
 from .upstream import KeyRefusedError, LostError
 
 if TYPE_CHECKING:
-    from .upstream import Upstream
+    from collections.abc import Sequence
+
+    from .upstream import Header, Upstream
 
 # A question about the server itself is answered in milliseconds, or something is wrong with it.
 _PATIENCE: Final = 2.0
@@ -26,6 +28,7 @@ _PATIENCE: Final = 2.0
 _QUERY: Final = b"autoload=false"
 # Costs nothing, and a proxy that keeps people away from /props lets it pass.
 _TRIAL: Final = ("POST", "/tokenize", b'{"content": ""}')
+_LOOP: Final = 508
 _KEY: Final = "--upstream-api-key, or api_key in the file, must be its key"
 
 
@@ -83,17 +86,11 @@ async def look(upstream: Upstream, *, at_slots: bool) -> tuple[State, str, Props
     if state is not State.READY:
         return state, f"/health {health.how}", None
     said = await ask(upstream, "GET", "/props")
-    if said.status == 401 and (await ask(upstream, *_TRIAL)).status == 401:
-        does = "refuses the key that it is sent" if upstream.shows_key else "wants a key"
-        return State.REFUSING, f"it {does}; {_KEY}", None
-    props = _props(said)
-    if said.status == 503:
-        return State.LOADING, f"/props {said.how}", None
-    if said.facts.get("is_sleeping") is True:
-        return State.SLEEPING, "it says so", props
-    if at_slots and (slots := await ask(upstream, "GET", "/slots")).is_late:
+    state, heard = await _by_props(upstream, said)
+    props = None if state in {State.REFUSING, State.LOADING} else _props(said)
+    if state is State.READY and at_slots and (slots := await ask(upstream, "GET", "/slots")).is_late:
         return State.WEDGED, f"/slots {slots.how}", props
-    return State.READY, f"/health {health.how}", props
+    return state, heard or f"/health {health.how}", props
 
 
 def _by_health(said: Said) -> State:
@@ -101,7 +98,22 @@ def _by_health(said: Said) -> State:
         return State.WEDGED if said.is_late else State.GONE
     if said.status == 503:
         return State.LOADING
+    if said.status == _LOOP:
+        return State.REFUSING
     return State.READY if said.facts.get("status") == "ok" else State.UNKNOWN
+
+
+async def _by_props(upstream: Upstream, said: Said) -> tuple[State, str]:
+    if said.status == 503:
+        return State.LOADING, f"/props {said.how}"
+    if said.status == _LOOP:
+        return State.REFUSING, f"/props {said.how}"
+    if said.status == 401 and (await ask(upstream, *_TRIAL)).status == 401:
+        does = "refuses the key that it is sent" if upstream.shows_key else "wants a key"
+        return State.REFUSING, f"it {does}; {_KEY}"
+    if said.facts.get("is_sleeping") is True:
+        return State.SLEEPING, "it says so"
+    return State.READY, ""
 
 
 async def busy_slots(upstream: Upstream) -> frozenset[int]:
@@ -122,11 +134,13 @@ async def _slots(upstream: Upstream, *, are_processing: bool) -> frozenset[int] 
     return frozenset(number for each in found if type(number := each.get("id")) is int)
 
 
-async def ask(upstream: Upstream, method: str, path: str, body: bytes = b"") -> Said:
+async def ask(
+    upstream: Upstream, method: str, path: str, body: bytes = b"", headers: Sequence[Header] = ()
+) -> Said:
     """Ask one question. Blocks for 2 s at most."""
     with trio.move_on_after(_PATIENCE):
         try:
-            answer = await upstream.fetch(method, path, query=_QUERY, body=body)
+            answer = await upstream.fetch(method, path, headers=headers, query=_QUERY, body=body)
         except LostError as error:
             reason = reason_of(error)
             return Said("cannot be asked" + (f" ({reason})" if reason else ""))
@@ -135,7 +149,8 @@ async def ask(upstream: Upstream, method: str, path: str, body: bytes = b"") -> 
         except ProblemError:
             return Said("answers no HTTP", status=0)
         value = read_json(answer.body) if answer.status == 200 else None
-        return Said(f"answers {answer.status}", answer.status, value)
+        how = "leads back to this gateway" if answer.status == _LOOP else f"answers {answer.status}"
+        return Said(how, answer.status, value)
     return Said("takes too long", is_late=True)
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 CODES = frozenset({
     "backend_unavailable", "bad_gateway", "cancelled", "draining", "flow_limit", "internal_error",
-    "invalid_api_key", "invalid_request", "method_not_allowed", "model_not_found", "not_found",
-    "permission_denied", "queue_full", "queue_timeout", "request_timeout", "request_too_large",
+    "invalid_api_key", "invalid_request", "loop_detected", "method_not_allowed", "model_not_found",
+    "not_found", "permission_denied", "queue_full", "queue_timeout", "request_timeout", "request_too_large",
     "upstream_timeout",
 })  # fmt: skip
 """Every code that is the gateway's own. An error of the backend keeps the backend's word."""
@@ -144,6 +144,12 @@ def key_refused() -> Problem:
         " Who runs the gateway must set --upstream-api-key."
     )
     return Problem(502, "bad_gateway", message)
+
+
+def loop_detected() -> Problem:
+    """The request has come back to the gateway that has sent it on."""
+    message = "This gateway is its own backend: an address in its configuration leads back to it."
+    return Problem(508, "loop_detected", message)
 
 
 def upstream_timeout() -> Problem:

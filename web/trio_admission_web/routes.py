@@ -27,7 +27,7 @@ from .rendering import json_response, render_http_exception, render_problem, typ
 from .resumes import HEADER
 from .serving.connection import request_scope
 from .toolbox import Toolbox, add_toolbox
-from .upstream import passed_on
+from .upstream import OUR_NAME, VIA, passed_on
 from .wire.body import read_object, read_text
 from .wire.chat import Chat
 from .wire.completions import Completions
@@ -97,6 +97,7 @@ def add_routes(app: QuartTrio, gateway: Gateway) -> None:
     add_operations(app, gateway)
     add_toolbox(app, toolbox)
     app.before_request(_name_request)
+    app.before_request(_refuse_loops)
     app.before_request(_take_paths_literally)
     add_cors(app, gateway)
     app.before_request(partial(identify, gateway))
@@ -202,7 +203,7 @@ async def _common_list(gateway: Gateway) -> list[dict[str, object]]:
     listed: dict[str, list[dict[str, object]]] = {}
 
     async def ask(backend: Backend) -> None:
-        listed[backend.name] = await backend.listed_models()
+        listed[backend.name] = await backend.listed_models(_upstream_headers())
 
     async with trio.open_nursery() as nursery:
         for backend in gateway.backends.values():
@@ -280,6 +281,13 @@ async def _name_request() -> None:
     names = request.headers.getlist("X-Request-Id")
     sane = len(names) == 1 and _SANE_ID.fullmatch(names[0])
     g.request_id = names[0] if sane else uuid.uuid4().hex
+
+
+async def _refuse_loops() -> None:
+    # Before keys are looked at: the gateway does not know any for itself.
+    names = ",".join(request.headers.getlist(VIA)).split(",")
+    if OUR_NAME in {each.strip() for each in names}:
+        raise ProblemError(problems.loop_detected())
 
 
 async def _take_paths_literally() -> None:

@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 
     from .framing import Body
     from .settings import BackendSettings
+
+VIA: Final = "admission-via"
+"""A header that each gateway adds its name to. Those of others are passed on: only who meets its own is in a
+circle."""
+OUR_NAME: Final = token_hex(8)
 
 Header = tuple[bytes, bytes]
 Network = Callable[[str, int], Awaitable[trio.abc.Stream]]
@@ -186,6 +192,7 @@ class Upstream:
             (b"host", address.netloc.encode()),
             (b"connection", b"close"),
             (b"accept-encoding", b"identity"),
+            (VIA.encode(), OUR_NAME.encode()),
         ]
         if api_key is not None:
             self._own_headers.append((b"authorization", b"Bearer " + api_key.encode()))
