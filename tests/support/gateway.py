@@ -162,3 +162,8 @@ async def call(
         if leave_after is not None:
             await connection.disconnect()
     return reply
+
+
+async def call_into(reply: Reply, app: App, path: str, body: dict[str, Any], **options: Any) -> None:
+    """Do as `call` does; the answer is in ``reply`` when this has returned."""
+    vars(reply).update(vars(await call(app, path, body, **options)))

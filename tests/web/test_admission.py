@@ -356,18 +356,24 @@ async def test_a_client_that_leaves_the_line_never_reaches_the_backend(autojump_
     assert [json.loads(each.body)["seed"] for each in server.generations] == [1, 2]
 
 
+async def leave_and_be_followed(server: FakeLlamaServer, leave_after: float, *, stream: bool) -> float:
+    """One client leaves the only slot, and another, who waits for it, gets a token; return when it began."""
+    async with gateway(server) as app, trio.open_nursery() as nursery:
+        start = trio.current_time()
+        nursery.start_soon(partial(call, app, CHAT, chat(stream=stream), leave_after=leave_after))
+        await wait_all_tasks_blocked()
+        server.script(Script(tokens=1))
+        last = await call(app, CHAT, chat(seed=2))
+        assert last.status == 200
+    return start
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_slot_of_a_client_that_left_is_handed_on_when_the_server_has_let_go(
     autojump_clock: MockClock, *, stream: bool
 ) -> None:
     server = FakeLlamaServer(total_slots=1, words=100, interval=1.0)
-    async with gateway(server) as app, trio.open_nursery() as nursery:
-        start = trio.current_time()
-        nursery.start_soon(lambda: call(app, CHAT, chat(stream=stream), leave_after=3.5))
-        await wait_all_tasks_blocked()
-        server.script(Script(tokens=1))
-        last = await call(app, CHAT, chat(seed=2))
-        assert last.status == 200
+    start = await leave_and_be_followed(server, 3.5, stream=stream)
     left, followed = server.generations[0], server.generations[1]
     assert left.connection.peer_closed == start + 3.5
     assert left.released == start + 4.0  # at its next token
@@ -381,11 +387,7 @@ async def test_a_slot_that_is_let_go_at_the_next_token_is_handed_on_at_once(
     autojump_clock: MockClock,
 ) -> None:
     server = FakeLlamaServer(total_slots=1, words=100, interval=0.1)
-    async with gateway(server) as app, trio.open_nursery() as nursery:
-        start = trio.current_time()
-        nursery.start_soon(lambda: call(app, CHAT, chat(stream=True), leave_after=1.05))
-        await wait_all_tasks_blocked()
-        await call(app, CHAT, chat(seed=2))
+    start = await leave_and_be_followed(server, 1.05, stream=True)
     assert server.generations[1].arrived == pytest.approx(start + 1.2)
     assert server.max_in_flight == 1
 

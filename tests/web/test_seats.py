@@ -66,6 +66,14 @@ class Talk:
         return await self.turn(tools=TOOLS)
 
 
+async def displaced(app: App, server: FakeLlamaServer) -> Talk:
+    """A conversation that holds a ticket, and whose slot another one has had since."""
+    talk = Talk(app, "ox", LONG)
+    await talk.call_tool(server)
+    await Talk(app, "elk").turn()
+    return talk
+
+
 def slots(server: FakeLlamaServer) -> list[int]:
     """Where each request was decoded."""
     return [slot for request in server.generations for slot in request.slots]
@@ -300,9 +308,7 @@ async def test_nothing_is_saved_that_is_not_worth_it(
 async def test_a_file_goes_when_its_ticket_has_expired(autojump_clock: MockClock, disk: Disk) -> None:
     server = disk.server()
     async with gateway(server, **disk.backend, resume_ttl=60.0) as app:
-        talk = Talk(app, "ox", LONG)
-        await talk.call_tool(server)
-        await Talk(app, "elk").turn()
+        talk = await displaced(app, server)
         assert disk.files
         await trio.sleep(80)
         assert not disk.files
@@ -339,9 +345,7 @@ async def test_a_server_that_cannot_save_is_not_asked_again(
     disk.instead = instead
     async with gateway(server, **disk.backend) as app:
         for _ in range(2):
-            talk = Talk(app, "ox", LONG)
-            await talk.call_tool(server)
-            await Talk(app, "elk").turn()
+            talk = await displaced(app, server)
             await talk.bring()
     assert disk.actions == ["save 0"]
     [warning] = [each.message for each in caplog.records if "slots are no longer saved" in each.message]
@@ -365,9 +369,7 @@ async def test_a_failed_restore_costs_a_prefill_and_nothing_else(
 ) -> None:
     server = disk.server()
     async with gateway(server, **disk.backend) as app:
-        talk = Talk(app, "ox", LONG)
-        await talk.call_tool(server)
-        await Talk(app, "elk").turn()
+        talk = await displaced(app, server)
         server.saved.clear()
         assert (await talk.bring())["cache_n"] < 20
     assert disk.actions == ["save 0", "restore 0"]
@@ -391,9 +393,7 @@ async def test_a_restore_that_the_model_cannot_use_is_the_last(
     server.reply = forgetful
     async with gateway(server, **disk.backend) as app:
         for _ in range(2):
-            talk = Talk(app, "ox", LONG)
-            await talk.call_tool(server)
-            await Talk(app, "elk").turn()
+            talk = await displaced(app, server)
             await talk.bring()
     assert disk.actions == ["save 0", "restore 0"]
     assert len([each for each in caplog.records if "slots are no longer saved" in each.message]) == 1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
 import trio.lowlevel
 
-from tests.support.gateway import CHAT, Reply, call, chat
+from tests.support.gateway import CHAT, Reply, call, call_into, chat
 from tests.support.turns import (
     ANSWERS,
     CALLS,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from trio_admission.testing.fake_llama_server import FakeLlamaServer
-    from trio_admission_web.app import App
 
 
 def calling(*calls: ToolCall) -> Script:
@@ -40,10 +40,6 @@ def results(server: FakeLlamaServer, generation: int = 1) -> list[str]:
     """What the model has been told of its calls."""
     messages = json.loads(server.generations[generation].body)["messages"]
     return [each["content"] for each in messages if each["role"] == "tool"]
-
-
-async def ask(app: App, into: Reply, body: dict[str, Any], **headers: str) -> None:
-    vars(into).update(vars(await call(app, CHAT, body, headers=headers)))
 
 
 # ---- tools
@@ -93,7 +89,7 @@ async def test_text_of_every_alphabet_goes_round(autojump_clock: MockClock) -> N
     found = ToolCall("find", [json.dumps({"what": words}, ensure_ascii=False)])
     async with one_slot(calling(found), ANSWERS) as (app, server), trio.open_nursery() as nursery:
         reply = Reply()
-        nursery.start_soon(ask, app, reply, asking("find"))
+        nursery.start_soon(call_into, reply, app, CHAT, asking("find"))
         await trio.sleep(3)
         assert (await approvals(app))[0]["arguments"] == {"what": words}
         await decide(app)
@@ -139,7 +135,7 @@ async def test_a_tool_without_a_name_is_the_backends_business(
 async def test_of_two_decisions_at_once_one_counts(autojump_clock: MockClock) -> None:
     async with one_slot(CALLS, ANSWERS) as (app, _), trio.open_nursery() as nursery:
         reply = Reply()
-        nursery.start_soon(ask, app, reply, asking("find"))
+        nursery.start_soon(call_into, reply, app, CHAT, asking("find"))
         await trio.sleep(3)
         [question] = await approvals(app)
         answers: dict[str, int] = {}
@@ -202,7 +198,8 @@ async def test_addresses_of_no_question_are_told_so(
 async def test_a_returning_request_can_be_cancelled_by_its_id(autojump_clock: MockClock) -> None:
     async with one_slot(CALLS) as (app, server), trio.open_nursery() as nursery:
         reply = Reply()
-        nursery.start_soon(lambda: ask(app, reply, asking("find"), **{"X-Request-Id": "a"}))
+        named = {"X-Request-Id": "a"}
+        nursery.start_soon(partial(call_into, reply, app, CHAT, asking("find"), headers=named))
         await trio.sleep(3)
         nursery.start_soon(call, app, CHAT, chat(stream=True))  # from 3 s to 5 s
         await trio.sleep(0.5)
@@ -222,7 +219,8 @@ async def test_a_request_that_is_cancelled_while_its_tool_runs_ends_the_tool(
     naps = calling(ToolCall("nap", ['{"seconds":50}']))
     async with one_slot(naps) as (app, _), trio.open_nursery() as nursery:
         reply = Reply()
-        nursery.start_soon(lambda: ask(app, reply, asking("nap"), **{"X-Request-Id": "a"}))
+        named = {"X-Request-Id": "a"}
+        nursery.start_soon(partial(call_into, reply, app, CHAT, asking("nap"), headers=named))
         await trio.sleep(4)
         assert state(app) == (0, 0, 1, 0)
         assert (await call(app, "/admission/requests/a", method="DELETE")).status == 200

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
-from tests.support.gateway import CHAT, UPSTREAM, Reply, call, chat, connect, gateway
+from tests.support.gateway import CHAT, UPSTREAM, Reply, call, call_into, chat, connect, gateway
 from tests.support.tools import PLACES
 from tests.support.turns import (
     ANSWERS,
@@ -41,7 +42,7 @@ async def test_the_slot_serves_others_until_the_approval_and_the_approved_one_is
 
         async def ask(into: Reply, after: float, body: dict[str, Any]) -> None:
             await trio.sleep(after)
-            vars(into).update(vars(await call(app, CHAT, body)))
+            await call_into(into, app, CHAT, body)
 
         nursery.start_soon(ask, a, 0, asking("find", seed=1))  # calls at 2 s
         nursery.start_soon(ask, b, 3, chat(stream=True, seed=2))  # runs from 3 s to 5 s
@@ -248,12 +249,8 @@ async def test_a_client_that_leaves_on_the_way_back_takes_no_slot(autojump_clock
 async def test_a_parked_request_can_be_cancelled_by_its_id(autojump_clock: MockClock) -> None:
     async with one_slot(CALLS) as (app, _), trio.open_nursery() as nursery:
         reply = Reply()
-
-        async def ask() -> None:
-            named = {"X-Request-Id": "a"}
-            vars(reply).update(vars(await call(app, CHAT, asking("find"), headers=named)))
-
-        nursery.start_soon(ask)
+        named = {"X-Request-Id": "a"}
+        nursery.start_soon(partial(call_into, reply, app, CHAT, asking("find"), headers=named))
         await trio.sleep(3)
         [question] = await approvals(app)
         assert question["request"] == "a"
@@ -269,11 +266,7 @@ async def test_a_backend_that_is_gone_for_good_after_an_approval_is_told_in_the_
 ) -> None:
     async with one_slot(CALLS) as (app, server), trio.open_nursery() as nursery:
         reply = Reply()
-
-        async def ask() -> None:
-            vars(reply).update(vars(await call(app, CHAT, asking("find"))))
-
-        nursery.start_soon(ask)
+        nursery.start_soon(call_into, reply, app, CHAT, asking("find"))
         await trio.sleep(3)
         server.crash()
         await decide(app)
@@ -284,11 +277,7 @@ async def test_a_backend_that_is_gone_for_good_after_an_approval_is_told_in_the_
 async def test_a_drain_that_has_no_time_for_people_tells_the_parked(autojump_clock: MockClock) -> None:
     async with one_slot(CALLS) as (app, _), trio.open_nursery() as nursery:
         reply = Reply()
-
-        async def ask() -> None:
-            vars(reply).update(vars(await call(app, CHAT, asking("find"))))
-
-        nursery.start_soon(ask)
+        nursery.start_soon(call_into, reply, app, CHAT, asking("find"))
         await trio.sleep(3)
         with trio.move_on_after(30):
             await app.gateway.drain()
