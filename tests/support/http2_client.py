@@ -66,12 +66,14 @@ class Stream:
             with suppress(trio.BrokenResourceError):  # answered before its end
                 await self.send(data, end=end)
 
-    async def begin(self, head: list[tuple[str, str]], *, end: bool = True) -> None:
+    async def begin(
+        self, head: list[tuple[str, str]], *, end: bool = True, urgency: int | None = None
+    ) -> None:
         """Send a header list."""
         h2 = self.connection.h2
         self.number = h2.get_next_available_stream_id()
         self.connection.streams[self.number] = self
-        h2.send_headers(self.number, head, end_stream=end)
+        h2.send_headers(self.number, head, end_stream=end, priority_weight=urgency)
         await self.connection.flush()
 
     async def send(self, data: bytes, *, end: bool = False, regardless: bool = False) -> None:

@@ -11,6 +11,7 @@ import pytest
 import trio
 import trustme
 from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
 from hpack import Encoder
 from hyperframe.frame import (
     ContinuationFrame,
@@ -29,6 +30,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.http2_client import http2_to
 from tests.support.serving import add_views, descriptors, get, serving, tasks, until
+from trio_admission_web.serving import http2_connection
 from trio_admission_web.serving.app import ServingApp
 from trio_admission_web.serving.http2_connection import MAX_STREAMS, NUISANCES
 
@@ -53,6 +55,10 @@ def serving_app() -> ServingApp:
             "headers": [[name.decode(), value.decode()] for name, value in request.scope["headers"]],
             "extensions": request.scope["extensions"],
         }
+
+    @app.get("/echo/<word>")
+    async def echo(word: str) -> tuple[str, dict[str, str]]:
+        return "", {"X-Echo": 100 * f"{word}."}
 
     @app.get("/breaks")
     async def breaks() -> Response:
@@ -402,6 +408,17 @@ async def test_as_many_frames_of_that_kind_as_a_browser_sends_do_not() -> None:
         assert (await client.ask("GET", "/")).body == b"here"
 
 
+async def test_requests_that_say_how_urgent_they_are_are_no_nuisance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2_connection, "NUISANCES", 10)
+    monkeypatch.setattr(http2_connection, "NUISANCES_PER_SECOND", 0)
+    async with serving(serving_app()) as server, http2_to(server.url) as client:
+        for _ in range(20):
+            stream = client.new()
+            await stream.begin(HEAD, urgency=7)
+            await stream.read_answer()
+        assert client.terminated is None
+
+
 async def test_resets_in_quick_succession_end_the_connection_and_leave_no_request() -> None:
     async with serving(serving_app()) as server:
         before = descriptors(), tasks()
@@ -437,6 +454,16 @@ async def test_a_client_that_asks_and_does_not_take_what_it_is_told_loses_its_co
                 await stream.send_all(b"".join(each.serialize() for each in heads))
                 number += 100
         await until(lambda: tasks() < before)
+
+
+async def test_a_client_that_offers_to_remember_everything_is_not_told_more_than_usual() -> None:
+    async with serving(serving_app()) as server, http2_to(server.url) as client:
+        client.h2.update_settings({SettingCodes.HEADER_TABLE_SIZE: 2**30})
+        await client.flush()
+        for number in range(200):
+            answer = await client.ask("GET", f"/echo/{number}")
+            assert answer.header("x-echo") == 100 * f"{number}."
+        assert 0 < client.h2.decoder.header_table_size <= 4096
 
 
 async def test_a_stream_too_many_is_refused_and_may_come_again() -> None:

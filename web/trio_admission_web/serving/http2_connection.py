@@ -26,7 +26,7 @@ from h2.exceptions import InvalidBodyLengthError, ProtocolError
 from h2.settings import SettingCodes, Settings
 from h2.stream import StreamClosedBy
 from h2.utilities import HeaderValidationFlags, validate_headers
-from hyperframe.frame import DataFrame
+from hyperframe.frame import DataFrame, SettingsFrame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     Header = tuple[bytes, bytes]
 
 MAX_STREAMS: Final = 100  # of one connection, at once
+MAX_TABLE: Final = 4096  # bytes of our headers that the client remembers, so that they need not be sent again
 WINDOW: Final = 256 * 1024  # bytes of a body that come before the application has taken any
 
 # What a client may do that is work for us and gets nobody an answer: at once, and each second on and on.
@@ -113,10 +114,13 @@ class Connection(H2Connection):
             if not self._is_of_one_stream(frame, error):
                 raise
             return self._reset(frame.stream_id, error.error_code)
+        if isinstance(frame, SettingsFrame):
+            # A client may offer gigabytes, and each new header would be compared with all that it remembers.
+            self.encoder.header_table_size = min(self.encoder.header_table_size, MAX_TABLE)
         opened = any(isinstance(each, RequestReceived) for each in events)
         if opened and super().open_inbound_streams > MAX_STREAMS:
             return self._reset(frame.stream_id, ErrorCodes.REFUSED_STREAM)
-        return events
+        return [each for each in events if not (opened and isinstance(each, PriorityUpdated))]
 
     def _was_reset_by_us(self, stream_id: int) -> bool:
         return self._stream_closed_by(stream_id) is StreamClosedBy.SEND_RST_STREAM
