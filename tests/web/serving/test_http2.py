@@ -30,7 +30,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.http2_client import http2_to
 from tests.support.serving import add_views, descriptors, get, serving, tasks, until
-from trio_admission_web.serving import http2_connection
+from trio_admission_web.serving import http2_connection, transport
 from trio_admission_web.serving.app import ServingApp
 from trio_admission_web.serving.http2_connection import MAX_STREAMS, NUISANCES
 
@@ -306,7 +306,8 @@ async def test_a_frame_that_comes_too_late_is_nothing_to_the_others(frame: str, 
         assert client.terminated is None
 
 
-async def test_late_bodies_use_up_no_window_of_the_connection() -> None:
+async def test_late_bodies_use_up_no_window_of_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "LINGER", 0)
     async with serving(serving_app()) as server, http2_to(server.url) as client:
         for _ in range(150):  # of 256 KiB; all streams together have 25 MiB
             stream = client.new()
