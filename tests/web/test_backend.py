@@ -205,3 +205,16 @@ async def test_a_server_whose_key_is_not_known_is_told_of_once_by_the_name_of_th
 async def test_that_props_alone_are_locked_by_a_proxy_refuses_nothing(autojump_clock: MockClock) -> None:
     async with gateway(answering("/props", Raw.answer(401, b"<html>"))) as app:
         assert (await call(app, "/ready", method="GET")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("configured", "said"), [(None, "has 4 slots"), (2, "has 4 slots; it is sent 2 requests at once")]
+)
+async def test_the_log_does_not_sound_as_if_all_slots_were_busy(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, configured: int | None, said: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with gateway(FakeLlamaServer(total_slots=4), slots=configured):
+        pass
+    [line] = [each.getMessage() for each in caplog.records if "slots" in each.getMessage()]
+    assert line == f"backend default {said}"

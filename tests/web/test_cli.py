@@ -19,7 +19,7 @@ from tests.support.gateway import CHAT, chat
 from tests.support.raw_client import RawClient, data_of
 from tests.support.serving import until
 from trio_admission.testing.fake_llama_server import FakeLlamaServer
-from trio_admission_web import cli
+from trio_admission_web import cli, extras as extras_module
 from trio_admission_web.keys import hash_key
 from trio_admission_web.options import BACKEND, GATEWAY, POOL
 
@@ -210,8 +210,10 @@ def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) ->
         (
             ["serve"],
             (
-                "no backend is configured: give the address of a llama-server"
-                " (--upstream URL, TRIO_ADMISSION_UPSTREAM, or url in a table [backends.NAME] of the file)"
+                "no backend is configured: say where a llama-server is (--upstream URL), how to start one"
+                " (--command COMMAND) or which model to run (--gguf FILE); a variable such as"
+                " TRIO_ADMISSION_UPSTREAM, or url, command or gguf in a table [backends.NAME] of the file,"
+                " does too"
             ),
         ),
         (
@@ -236,7 +238,20 @@ def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) ->
         (["demo", "--model", "/no/such.gguf"], "there is no model file /no/such.gguf"),
         (
             ["demo", "--host", "0.0.0.0"],
-            "--host can be reached by others, so keys must be configured (or say --insecure)",
+            "--host can be reached by others, and the demo has no keys: say --insecure to let everybody in",
+        ),
+        (["demo", "--host", "no..host"], "--host is no host that is known: no..host"),
+        (
+            ["serve", "--upstream", "http://h", "--host", "no..host"],
+            "--host is no host that is known: no..host",
+        ),
+        (
+            ["serve", "--upstream", "http://h", "--command", f"{sys.executable} x"],
+            "--command must not be given together with --upstream",
+        ),
+        (
+            ["serve", "--command", sys.executable, "--upstream-api-key", "x"],
+            "--upstream-api-key is for --upstream; the gateway makes a key for a server that it starts",
         ),
         (["serve", "--gguf", "/no/such.gguf"], "--gguf: there is no model file /no/such.gguf"),
         (
@@ -323,25 +338,43 @@ def test_the_demo_says_that_its_address_is_taken_before_it_loads_the_model(
     assert (said.out, said.err) == ("", f"trio-admission: {sentence}\n")
 
 
+@pytest.mark.parametrize(("command", "extras"), [("serve", "web"), ("demo", "web,demo")])
 @pytest.mark.parametrize(
-    ("command", "in_a_clone", "elsewhere"),
+    ("record", "wanted"),
     [
-        ("serve", "uv sync --extra web", "pip install 'trio-admission[web]'"),
-        ("demo", "uv sync --extra web --extra demo", "pip install 'trio-admission[web,demo]'"),
+        (None, "'trio-admission[{}]'"),
+        ({"url": "file:///my%20clone", "dir_info": {}}, "'/my clone[{}]'"),
+        ({"url": "file:///clone", "dir_info": {"editable": True}}, "-e '/clone[{}]'"),
+        (
+            {"url": "https://h/r.git", "vcs_info": {"vcs": "git", "commit_id": "0"}},
+            "'trio-admission[{}] @ git+https://h/r.git'",
+        ),
+        ({"url": "file:///t.whl", "archive_info": {}}, "'trio-admission[{}] @ file:///t.whl'"),
     ],
 )
-def test_a_missing_extra_is_named_and_how_to_get_it(
+@pytest.mark.parametrize("has_pip", [True, False])
+def test_a_missing_extra_is_named_and_how_to_get_it_for_what_is_installed(
     command: str,
-    in_a_clone: str,
-    elsewhere: str,
+    extras: str,
+    record: dict[str, object] | None,
+    wanted: str,
+    has_pip: bool,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
+    information = tmp_path / "trio_admission-9.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Name: trio-admission\nVersion: 9\n")
+    if record is not None:
+        (information / "direct_url.json").write_text(json.dumps(record))
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "quart" else object())
+    monkeypatch.setattr(extras_module, "find_spec", lambda _name: object() if has_pip else None)
     assert cli.main([command]) == 1
+    installer = f"{sys.executable} -m pip install" if has_pip else f"uv pip install --python {sys.executable}"
     assert capsys.readouterr().err == (
-        "trio-admission: quart is not installed:"
-        f" in a clone of the repository, `{in_a_clone}` gets it; elsewhere, `{elsewhere}` does\n"
+        f"trio-admission: quart is not installed: `{installer} {wanted.format(extras)}` gets it\n"
     )
 
 

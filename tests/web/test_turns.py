@@ -329,7 +329,14 @@ async def test_a_default_that_lets_nobody_park_is_said(
 ) -> None:
     async with gateway(FakeLlamaServer(total_slots=slots)):
         pass
-    assert len([each for each in caplog.messages if "nobody is parked" in each]) == warned
+    assert (
+        len([
+            each
+            for each in caplog.messages
+            if "nobody is parked" in each and "TRIO_ADMISSION_MAX_PARKED" in each
+        ])
+        == warned
+    )
 
 
 async def test_without_a_park_the_slot_is_kept_and_the_next_approval_asks_again(

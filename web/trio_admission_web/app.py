@@ -12,6 +12,7 @@ from trio_admission import ParkBudget
 from .backend import Backend
 from .gateway import Gateway
 from .network import connect
+from .options import PREFIX
 from .routes import add_routes
 from .serving.app import ServingApp
 from .supervision import USUAL
@@ -96,4 +97,5 @@ def _warn_of_parks(slots: int) -> None:
     """Say so if the default budget, the formula of `ParkBudget.limit`, lets nobody park."""
     threads = trio.to_thread.current_default_thread_limiter().total_tokens
     if threads - max(2, threads // 8) <= slots:
-        log.warning("with %d slots nobody is parked during an approval; set max_parked to change that", slots)
+        news = "with %d slots nobody is parked during an approval, unless %sMAX_PARKED says how many may be"
+        log.warning(news, slots, PREFIX)

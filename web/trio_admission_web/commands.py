@@ -21,7 +21,7 @@ from .network import leads_to
 from .options import BACKEND
 from .output import put
 from .problems import ProblemError, bad_gateway, upstream_error
-from .settings import BackendSettings
+from .settings import EXPOSED, BackendSettings
 from .supervision import Patience, log as supervision_log
 from .tools import ToolLoadError
 from .upstream import Upstream
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger(__name__)
 
+_EXPOSED: Final = "can be reached by others, and the demo has no keys: say --insecure to let everybody in"
 _MAX_TOKENS: Final = 128  # the demo's model is so small that it may find no end by itself
 
 
@@ -168,10 +169,13 @@ def _demo_app(model: Path | None, flags: Mapping[str, str]) -> tuple[App, Settin
     if model is None:
         _fetch_if_missing()
     others = {CONFIG, *(option.in_environment for option in BACKEND)}
-    settings = load(
-        environ={name: text for name, text in os.environ.items() if name not in others},
-        flags={**flags, "gguf": DEMO_MODEL if model is None else str(model)},
-    )
+    try:
+        settings = load(
+            environ={name: text for name, text in os.environ.items() if name not in others},
+            flags={**flags, "gguf": DEMO_MODEL if model is None else str(model)},
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(each.replace(EXPOSED, _EXPOSED) for each in error.mistakes) from error
     return create_app(settings, progress=_say, patience=Patience(failed_starts=1)), settings
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from trio_admission import AdmissionConfig
 
 from .keys import ApiKey
+from .network import is_host
 from .options import BACKEND, GATEWAY, KEY, POOL, PREFIX, is_loopback
 from .places import Places
 from .settings import (
@@ -142,8 +144,9 @@ class _Reading:
         backends = {name: said for name, said in self._backends.items() if self._is_meant(name)}
         if not (backends or self._mistakes):
             self._mistakes.append(
-                "no backend is configured: give the address of a llama-server"
-                f" (--upstream URL, {PREFIX}UPSTREAM, or url in a table [backends.NAME] of the file)"
+                "no backend is configured: say where a llama-server is (--upstream URL), how to start one"
+                " (--command COMMAND) or which model to run (--gguf FILE); a variable such as"
+                f" {PREFIX}UPSTREAM, or url, command or gguf in a table [backends.NAME] of the file, does too"
             )
         for name, said in backends.items():
             self._check_backend(name, said)
@@ -152,7 +155,9 @@ class _Reading:
             self._mistakes.append(f"{self._places['keys', *path]}{reason}")
         host = self._gateway.get("host", "127.0.0.1")
         if not (self._keys or self._gateway.get("insecure") or is_loopback(host)):
-            self._mistakes.append(f"{self._places['host',]} {EXPOSED}")
+            self._mistakes.append(
+                f"{self._places['host',]} {EXPOSED if is_host(host) else f'is no host that is known: {host}'}"
+            )
         if ("tls_cert" in self._gateway) != ("tls_key" in self._gateway):
             self._mistakes.append(f"tls_cert {HALF_TLS}")
         if self._mistakes:
@@ -265,8 +270,16 @@ class _Reading:
             place = self._places.get(("backends", name), f"[backends.{name}]")
             hint = " (--upstream, --command or --gguf)" if name == DEFAULT else ""
             self._mistakes.append(f"{place}: url {NO_KIND}{hint}")
-        for setting, reason in contradictions(said, said.get("kv_cache")):
+        for setting, reason in contradictions(said, said.get("kv_cache"), partial(self._spelled, name)):
             self._mistakes.append(f"{self._place_of(name, setting)} {reason}")
+
+    def _spelled(self, backend: str, setting: str, by: str) -> str:
+        """Return what a setting is called where another one of the backend is said."""
+        place = self._place_of(backend, by)
+        [option] = [each for each in BACKEND if each.name == setting]
+        if place.startswith("--"):
+            return option.flag
+        return option.in_environment if place.startswith(PREFIX) else setting
 
 
 def _api_key(name: str, *, models: Iterable[str] | None = None, **said: Any) -> ApiKey:

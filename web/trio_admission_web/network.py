@@ -55,6 +55,11 @@ def leads_to(url: str, host: str, port: int) -> bool:
     )
 
 
+def is_host(host: str) -> bool:
+    """Say whether a host has an address; blocks while a name is looked up."""
+    return bool(_addresses(host))
+
+
 def _addresses(host: str) -> set[IPv4Address | IPv6Address]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

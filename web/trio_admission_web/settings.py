@@ -12,7 +12,7 @@ from .options import BACKEND, GATEWAY, is_loopback
 from .suggestions import suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from .keys import ApiKey
     from .options import Option
@@ -135,26 +135,30 @@ class Settings:
         return (self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
 
 
-def contradictions(said: Collection[str], kv_cache: str | None) -> Iterator[tuple[str, str]]:
+def contradictions(
+    said: Collection[str], kv_cache: str | None, spelled: Callable[[str, str], str] = lambda name, _by: name
+) -> Iterator[tuple[str, str]]:
     """Find which settings of a backend do not go together, and say why: a name and the rest of a sentence.
 
     Args:
         said: The names of those that are given.
         kv_cache: The value of that one.
+        spelled: How a setting is called where another one is given.
     """
     first, *others = [kind for kind in KINDS if kind in said] or [""]
     for other in others:
-        yield other, f"must not be given together with {first}"
+        yield other, f"must not be given together with {spelled(first, other)}"
     if others:
         return
     if "gguf" in said and kv_cache == "unified":
-        yield "kv_cache", "must be isolated, or left out, with gguf"
+        yield "kv_cache", f"must be isolated, or left out, with {spelled('gguf', 'kv_cache')}"
     if "kv_tokens" in said and ("gguf" in said or kv_cache == "isolated"):
         yield "kv_tokens", "is of a unified KV cache, and this one is isolated"
     if "api_key" in said and "url" not in said:
-        yield "api_key", "is for url; the gateway makes a key for a server that it starts"
+        url = spelled("url", "api_key")
+        yield "api_key", f"is for {url}; the gateway makes a key for a server that it starts"
     if "context_per_slot" in said and "gguf" not in said:
-        yield "context_per_slot", "is for gguf"
+        yield "context_per_slot", f"is for {spelled('gguf', 'context_per_slot')}"
 
 
 def contradictions_of_keys(
