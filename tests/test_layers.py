@@ -169,6 +169,8 @@ def test_the_wire_formats_know_nothing_of_pools(path: Path) -> None:
     [
         "gateway",
         "passage",
+        "refusals",
+        "telling",
         "reply",
         "limits",
         "condition",

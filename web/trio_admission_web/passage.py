@@ -8,7 +8,6 @@ only drains the relay. What the bytes mean is the exchange's business.
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
@@ -17,12 +16,12 @@ import trio
 from trio_admission import LineFull, PoolClosed, WaitTimeout
 
 from . import problems
-from .gateway import DRAIN_RETRY
 from .limits import check_requests, check_waiting
-from .logs import tell
 from .problems import Problem, ProblemError
+from .refusals import refusal
 from .reply import Answer, Reply
 from .resumes import HEADER, Resumes
+from .telling import Telling
 from .token_budget import TooLongError
 from .upstream import LostError
 
@@ -96,10 +95,8 @@ class Passage:
         self.id = id
         self.backend = backend
         self.key = key
-        self.arrived = trio.current_time()
-        self._route = route
+        self._telling = Telling(gateway.metrics, id, route)
         self._granted: float | None = None
-        self._first_byte: float | None = None
         self._gateway = gateway
         self._settings = gateway.settings
         self._exchange = exchange
@@ -122,9 +119,12 @@ class Passage:
         """Set when it has a place in the line of its backend, or has ended."""
         self._asking = False
         self._concluded = False
-        self._outcome = ""  # while it is on its way
-        self._detail: str | None = None
         gateway.passages.add(self)  # so that others who choose their backend now can count it
+
+    @property
+    def arrived(self) -> float:
+        """When it came."""
+        return self._telling.arrived
 
     @property
     def flow(self) -> str:
@@ -224,25 +224,25 @@ class Passage:
         match error:
             case ProblemError():
                 self._fail(error.problem)
-                if error.__cause__ is not None:
-                    self._detail = type(error.__cause__).__name__  # its text may repeat what the backend sent
+                if (cause := error.__cause__) is not None:  # its text may repeat what the backend sent
+                    self._telling.detail = type(cause).__name__
             case LineFull() | WaitTimeout() | PoolClosed():
-                self._fail(self._refusal(error))
+                self._fail(refusal(error, self._settings.admission))
             case TooLongError():
-                self._outcome = "invalid_request"
+                self._telling.outcome = "invalid_request"
                 if self._reply.is_open:
                     self._reply.give(Answer(400, b"application/json; charset=utf-8", error.body))
                 else:
                     self._reply.fail(problems.upstream_error(400, error.body))
             case _ReaderStalled():
-                self._outcome = "reader_stalled"
+                self._telling.outcome = "reader_stalled"
                 self._cut()
             case Exception():
                 log.error("request %s: a fault of the gateway", self.id, exc_info=error)
                 self._fail(problems.internal_error())
             case _ if self._ended_by is not None:
                 self._fail(self._ended_by)
-        self._outcome = self._outcome or self._gateway.outcome_of_cut
+        self._telling.outcome = self._telling.outcome or self._gateway.outcome_of_cut
         self._reply.close()
 
     async def _goes_through(self) -> bool:
@@ -362,7 +362,7 @@ class Passage:
             reply.give(Answer(200, b"application/json", exchange.answer(), headers))
         elif not exchange.finished:
             raise ProblemError(problems.bad_gateway())
-        self._outcome = _word(exchange.failure) if exchange.failure else "answered"
+        self._telling.answered(exchange.failure)
 
     async def _pass_on(self, response: OpenAnswer) -> None:
         """Give the client an answer that is no stream of events as it is, if it still can be."""
@@ -373,8 +373,8 @@ class Passage:
             raise ProblemError(problems.bad_gateway())
         if self._reply.is_open:
             self._reply.give(Answer(whole.status, whole.content_type, whole.body))
-            self._outcome = "answered" if whole.status < 400 else "backend_error"
-            self._detail = f"status {whole.status}"
+            self._telling.outcome = "answered" if whole.status < 400 else "backend_error"
+            self._telling.detail = f"status {whole.status}"
         else:
             raise ProblemError(problems.upstream_error(whole.status, whole.body))
 
@@ -409,54 +409,26 @@ class Passage:
         """Take note of the first thing that came from the backend."""
         self._has_begun = True
         self.backend.works()
-        if self._first_byte is None:
-            self._first_byte = trio.current_time() - self.arrived
-            self._gateway.metrics.first_byte(self._route, self._first_byte)
+        self._telling.heard()
 
     def _tell(self) -> None:
-        seconds = trio.current_time() - self.arrived
-        prompt, generated = self._exchange.tokens
-        self._gateway.metrics.tokens(self.backend.name, prompt=prompt, generated=generated)
-        self._gateway.metrics.ended(self._route, self._outcome, seconds)
-        tell(
-            self.id,
+        self._telling.ended(
             flow=self.flow,
-            route=self._route,
-            model=self._exchange.model,
+            model=self.model,
             backend=self.backend.name,
             kv_tokens=(self._charge and self._charge.cost.tokens) or None,
             kv_estimated=(self._charge and self._charge.is_estimate) or None,
-            wait=None if self._granted is None else self._granted - self.arrived,
-            first_byte=self._first_byte,
-            duration=seconds,
-            outcome=self._outcome,
-            detail=self._detail,
+            granted=self._granted,
+            tokens=self._exchange.tokens,
         )
 
     def _keepalive(self) -> bytes:
-        self._gateway.metrics.keepalive(self._route)
+        self._telling.kept_alive()
         return self._exchange.keepalive(self.position, self.estimated_wait, self.backend.condition.away)
 
     def _fail(self, problem: Problem) -> None:
-        self._outcome = _word(problem)
+        self._telling.failed(problem)
         self._reply.fail(problem)
-
-    def _refusal(self, error: LineFull | WaitTimeout | PoolClosed) -> Problem:
-        if isinstance(error, PoolClosed):
-            return problems.draining(retry_after=DRAIN_RETRY)
-        retry_after = math.ceil(error.retry_after)
-        waiting, slots = error.statistics.waiting, error.statistics.slots
-        if isinstance(error, WaitTimeout):
-            return problems.queue_timeout(waiting=waiting, slots=slots, retry_after=retry_after)
-        if error.reason == "flow":
-            limit = self._settings.admission.max_waiting_per_flow or 0
-            return problems.flow_limit(waiting=waiting, limit=limit, retry_after=retry_after)
-        return problems.queue_full(waiting=waiting, slots=slots, retry_after=retry_after)
-
-
-def _word(problem: Problem) -> str:
-    """Name the problem in the closed vocabulary of outcomes."""
-    return problem.code if problem.code in problems.CODES else "backend_error"
 
 
 def _is_over(error: BaseException) -> bool:
