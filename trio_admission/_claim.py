@@ -24,6 +24,11 @@ class Claim:
     Most of it is seldom set, and so the class's: a claim is made on the way of every request.
     """
 
+    cost = ONE_SLOT
+    key = ("", 0)  # flow and priority
+    weight = 1.0
+    max_wait: float | EllipsisType | None = ...
+    parent: Claim | None = None
     preferred: tuple[int, ...] = ()  # a return prefers the ids that it had
     token: str | None = None  # of a resume ticket
 
@@ -52,23 +57,20 @@ class Claim:
         max_wait: float | EllipsisType | None = ...,  # as the pool's config says
         prefer_slot: int | None = None, ticket: ResumeTicket | str | None = None,
     ) -> None:  # fmt: skip
-        self.plain = cost is ONE_SLOT and prefer_slot is None and ticket is None  # as most are
-        if not (self.plain and flow == "" and weight == 1.0 and priority == 0 and max_wait is ...):
-            # What is wrong must fail here, for the caller; not for whoever leaves later and looks at it.
-            require_kind(
-                cost=(cost, Cost), flow=(flow, str), weight=(weight, int | float), priority=(priority, int),
-                max_wait=(max_wait, int | float | EllipsisType | None), prefer_slot=(prefer_slot, int | None),
-                ticket=(ticket, ResumeTicket | str | None),
-            )  # fmt: skip
-            if not 0 < weight < math.inf:
-                raise ValueError(f"weight must be above 0, not {weight!r}")
-            if max_wait is not None and max_wait is not ... and not max_wait >= 0:
-                raise ValueError(f"max_wait must be None or at least 0 seconds, not {max_wait!r}")
-        self.cost = cost
-        self.key = (flow, priority)
-        self.weight = weight
-        self.max_wait = max_wait
-        self.parent: Claim | None = None
+        self.plain = cost is ONE_SLOT and prefer_slot is None and ticket is None
+        if self.plain and flow == "" and weight == 1.0 and priority == 0 and max_wait is ...:
+            return  # as most are
+        # What is wrong must fail here, for the caller; not for whoever leaves later and looks at it.
+        require_kind(
+            cost=(cost, Cost), flow=(flow, str), weight=(weight, int | float), priority=(priority, int),
+            max_wait=(max_wait, int | float | EllipsisType | None), prefer_slot=(prefer_slot, int | None),
+            ticket=(ticket, ResumeTicket | str | None),
+        )  # fmt: skip
+        if not 0 < weight < math.inf:
+            raise ValueError(f"weight must be above 0, not {weight!r}")
+        if max_wait is not None and max_wait is not ... and not max_wait >= 0:
+            raise ValueError(f"max_wait must be None or at least 0 seconds, not {max_wait!r}")
+        self.cost, self.key, self.weight, self.max_wait = cost, (flow, priority), weight, max_wait
         if prefer_slot is not None:
             self.preferred = (prefer_slot,)
         if ticket is not None:

@@ -190,8 +190,8 @@ class SlotPool:
     def estimated_wait(self) -> float | None:
         """Return how long a newcomer would wait, in seconds; 0 = not at all, None before any measurement.
 
-        It follows from a moving average of the times for which slots were held, which those who hold theirs for
-        longer raise, and from the length of the line.
+        It follows from the length of the line and from a moving average of the times for which slots were
+        held, which rises while holders outlast it.
         """
         return self._core.estimated_wait()
 
