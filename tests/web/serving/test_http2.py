@@ -306,6 +306,19 @@ async def test_a_frame_that_comes_too_late_is_nothing_to_the_others(frame: str, 
         assert client.terminated is None
 
 
+@pytest.mark.parametrize("path", ["x", "/silent"])
+async def test_a_request_that_is_reset_as_it_comes_is_nothing_to_the_others(path: str) -> None:
+    async with serving(serving_app()) as server, http2_to(server.url) as client:
+        assert (await client.ask("GET", "/")).body == b"here"
+        await wait_all_tasks_blocked()
+        before = tasks()
+        head = HeadersFrame(3, data=block(replaced(":path", path)), flags=["END_HEADERS"])
+        await client.send(head.serialize() + late(3)["reset"].serialize())
+        client.h2.highest_outbound_stream_id = 3
+        assert (await client.ask("GET", "/")).body == b"here"
+        await until(lambda: tasks() == before)
+
+
 async def test_late_bodies_use_up_no_window_of_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "LINGER", 0)
     async with serving(serving_app()) as server, http2_to(server.url) as client:

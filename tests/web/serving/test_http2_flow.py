@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from functools import partial
 from operator import contains
 from typing import TYPE_CHECKING, Any, cast
@@ -20,10 +21,10 @@ from tests.support.serving import LARGE, add_views, descriptors, resident, servi
 from trio_admission_web.serving import transport
 from trio_admission_web.serving.app import ServingApp
 from trio_admission_web.serving.hardening import install
-from trio_admission_web.serving.http2_connection import WINDOW
+from trio_admission_web.serving.http2_connection import MAX_STREAMS, WINDOW
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from quart.typing import ResponseReturnValue
 
@@ -183,17 +184,31 @@ async def test_a_client_that_grants_nothing_does_not_hold_up_the_shutdown() -> N
 # ---- bodies
 
 
-class Slow:
-    """An application that takes nothing of a body until it is told to; as ASGI has it."""
+@asynccontextmanager
+async def serving_plainly(app: Callable[[Any, Any, Any], Awaitable[None]]) -> AsyncIterator[str]:
+    """Serve an application that is nothing but ASGI."""
 
-    def __init__(self) -> None:
-        self.go_on = trio.Event()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def without_lifespan(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             raise NotImplementedError
+        await app(scope, receive, send)
+
+    install()
+    config, stop = Config(), trio.Event()
+    config.bind, config.errorlog = ["127.0.0.1:0"], None
+    async with trio.open_nursery() as nursery:
+        run = partial(serve, cast("Any", without_lifespan), config, shutdown_trigger=stop.wait)
+        (url,) = await nursery.start(run)
+        yield url
+        stop.set()
+
+
+async def test_a_client_sends_no_more_than_its_window_until_the_application_takes_it() -> None:
+    go_on = trio.Event()
+
+    async def count(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/slow":
-            await self.go_on.wait()
+            await go_on.wait()
         length, more = 0, True
         while more:
             message = await receive()
@@ -202,26 +217,58 @@ class Slow:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"%d" % length})
 
+    async with (
+        serving_plainly(count) as url,
+        http2_to(url) as client,
+        trio.open_nursery() as uploads,
+    ):
+        await client.wait(lambda: client.h2.remote_settings.initial_window_size == WINDOW)
+        slow, fast = client.new(), client.new()
+        await slow.request("POST", "/slow", end=False)
+        uploads.start_soon(partial(slow.send, bytes(3 * MIB), end=True))
+        await wait_all_tasks_blocked(0.05)
+        assert client.h2.local_flow_control_window(slow.number) == 0
+        await fast.request("POST", "/fast", bytes(3 * MIB))  # which has its own
+        assert (await fast.read_answer()).body == b"%d" % (3 * MIB)
+        go_on.set()
+        assert (await slow.read_answer()).body == b"%d" % (3 * MIB)
 
-async def test_a_client_sends_no_more_than_its_window_until_the_application_takes_it() -> None:
-    install()
-    app, config, stop = Slow(), Config(), trio.Event()
-    config.bind, config.errorlog = ["127.0.0.1:0"], None
-    async with trio.open_nursery() as nursery:
-        (url,) = await nursery.start(partial(serve, cast("Any", app), config, shutdown_trigger=stop.wait))
-        async with http2_to(url) as client, trio.open_nursery() as uploads:
-            await client.wait(lambda: client.h2.remote_settings.initial_window_size == WINDOW)
-            slow, fast = client.new(), client.new()
-            await slow.request("POST", "/slow", end=False)
-            uploads.start_soon(partial(slow.send, bytes(3 * MIB), end=True))
-            await client.wait(lambda: True)
-            await wait_all_tasks_blocked(0.05)
-            assert client.h2.local_flow_control_window(slow.number) == 0
-            await fast.request("POST", "/fast", bytes(3 * MIB))  # which has its own
-            assert (await fast.read_answer()).body == b"%d" % (3 * MIB)
-            app.go_on.set()
-            assert (await slow.read_answer()).body == b"%d" % (3 * MIB)
-        stop.set()
+
+async def test_bodies_that_no_application_has_taken_use_up_no_window_of_the_connection() -> None:
+    go_on, go_on_receive = trio.open_memory_channel[None](0)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await go_on_receive.receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async with serving_plainly(answer) as url, http2_to(url) as client:
+        await client.wait(lambda: client.h2.remote_settings.initial_window_size == WINDOW)
+        for _ in range(MAX_STREAMS + 10):
+            stream = client.new()
+            await stream.request("POST", "/", bytes(WINDOW), end=False)
+            await wait_all_tasks_blocked()  # all has come
+            await go_on.send(None)
+            assert (await stream.read_answer()).complete
+            client.h2.end_stream(stream.number)
+
+
+async def test_an_application_that_listens_to_nobody_is_not_held_up_by_a_client_that_has_gone() -> None:
+    done = trio.Event()
+
+    async def talk(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(100):
+            await send({"type": "http.response.body", "body": bytes(100_000), "more_body": True})
+        done.set()
+
+    async with serving_plainly(talk) as url, http2_to(url, window=1000) as client:
+        stream = client.new()
+        await stream.request("GET", "/")
+        await stream.read_head()
+        await stream.cancel()
+        with trio.fail_after(5):
+            await done.wait()
 
 
 async def test_a_body_that_nobody_reads_takes_no_more_memory_than_the_limit() -> None:

@@ -178,7 +178,7 @@ class HTTP2Protocol:
         head = read_head(headers, self._config.h11_max_incomplete_size, complete=complete)
         if isinstance(head, int):
             self._send_head(number, head, [(b"content-length", b"0")], end=True)
-            self._tasks.spawn(self._hear_out, number)
+            self._hear_out(number)
             return
         method, target = head
         if not complete and (b"expect", b"100-continue") in headers:
@@ -217,17 +217,21 @@ class HTTP2Protocol:
         """End a stream whose application has ended its answer, or itself."""
         if number not in self._streams:
             return
-        if not self._streams[number].answered:
+        if self._streams[number].answered:
+            self._hear_out(number)
+        else:
             self._connection.reset_if_open(number, ErrorCodes.INTERNAL_ERROR)
-        elif self._connection.is_open(number):
-            self._tasks.spawn(self._hear_out, number)
         await self._close(number)
 
-    async def _hear_out(self, number: int) -> None:
+    def _hear_out(self, number: int) -> None:
         """Throw away for a while what comes of a body after the answer, then say that it is not wanted.
 
         As HTTP/1 does: there are clients that look at no answer, or at none behind a reset, while they send.
         """
+        if self._connection.is_open(number):
+            self._tasks.spawn(self._reset_later, number)
+
+    async def _reset_later(self, number: int) -> None:
         with trio.move_on_after(transport.LINGER):
             await self._outlet.written()
         self._connection.reset_if_open(number, ErrorCodes.NO_ERROR)

@@ -43,7 +43,6 @@ class Inbox:
         self._complete = False
         self._told_complete = False
         self._gone = False
-        self._closed = False
         self._reader = trio.lowlevel.ParkingLot()
 
     async def put(self, message: ASGIReceiveEvent) -> None:
@@ -54,8 +53,6 @@ class Inbox:
             message = cast("HTTPRequestEvent", message)
             self._body += message["body"]
             self._complete = not message["more_body"]
-        if self._closed:
-            self._throw_away()
         self._reader.unpark_all()
 
     async def receive(self) -> ASGIReceiveEvent:
@@ -66,16 +63,12 @@ class Inbox:
         if self._gone:
             return {"type": "http.disconnect"}
         body = bytes(self._body)
-        self._throw_away()
+        self.throw_away()
         self._told_complete = self._complete
         return {"type": "http.request", "body": body, "more_body": not self._complete}
 
-    def close(self) -> None:
-        """Throw away what is there and what comes: nobody takes it any more."""
-        self._closed = True
-        self._throw_away()
-
-    def _throw_away(self) -> None:
+    def throw_away(self) -> None:
+        """Forget what is there of the body."""
         count = len(self._body)
         self._body.clear()
         if count:
@@ -120,15 +113,15 @@ class RequestStream(HTTPStream):
         send: Callable[[ASGISendEvent | None], Awaitable[None]],
     ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
         """Start `app` and return what feeds it, as Hypercorn asks its task group."""
-        cast("HTTPScope", scope)[
-            "extensions"
-        ] = {}  # pushes, early hints and trailers, which nobody here sends
+        del self.task_group  # is asked once, and would keep all this until the next garbage collection
+        request_scope = cast("HTTPScope", scope)
+        request_scope["extensions"] = {}  # pushes, early hints and trailers, which nobody here sends
 
-        async def run_and_close(*args: Any) -> None:
+        async def run_to_the_end(*args: Any) -> None:
             try:
                 await app(*args)
             finally:
-                self._inbox.close()
+                self._inbox.throw_away()
 
-        self._tasks.start_app(run_and_close, config, scope, self._inbox.receive, send)
+        self._tasks.start_app(run_to_the_end, config, scope, self._inbox.receive, send)
         return self._inbox.put
