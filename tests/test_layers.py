@@ -23,7 +23,7 @@ GATEWAY = ROOT / "web" / "trio_admission_web"
 # From the ground up: each of them knows only those before it. docs/contributing.md shows the same map.
 PURE = (
     "_errors", "_config", "_records",
-    "_states", "_claim", "_line", "_holdings", "_budget", "_announcer",
+    "_states", "_budget", "_claim", "_line", "_holdings", "_announcer",
     "_granting", "_core",
 )  # fmt: skip
 WAITING = ("_lease", "_reservation", "_pool")

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self, final
 
 import trio
-from trio import CancelScope, lowlevel
+from trio import CancelScope
 from trio.lowlevel import checkpoint, current_trio_token, enable_ki_protection
 
 from ._budget import ParkBudget, ResumeTicket
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ._records import Cost
 
 
-_run_budget = lowlevel.RunVar[ParkBudget | None]("trio_admission.park_budget", None)
+_run_budget = trio.lowlevel.RunVar[ParkBudget | None]("trio_admission.park_budget", None)
 
 
 class Waits:
@@ -40,7 +40,7 @@ class Waits:
 
     def __init__(self, core: Core, own_budget: ParkBudget | None) -> None:
         self.core = core
-        self.run: lowlevel.TrioToken | None = None
+        self.run: trio.lowlevel.TrioToken | None = None
         self._own_budget = own_budget
         self._caretaker: CancelScope | None = None
 
@@ -49,7 +49,7 @@ class Waits:
         if self.run is not None and not self.core.idle:
             raise RuntimeError("the pool is in use in another Trio run")
         self.run = current_trio_token()
-        self.core.now = lowlevel.current_clock().current_time
+        self.core.now = trio.lowlevel.current_clock().current_time
         self.core.forget_tickets()  # their times are of another clock
         if self._own_budget is None:
             budget = _run_budget.get()
@@ -67,7 +67,7 @@ class Waits:
         """
         if self._caretaker is None:
             self._caretaker = CancelScope()
-            lowlevel.spawn_system_task(self._take_care)
+            trio.lowlevel.spawn_system_task(self._take_care)
         self._caretaker.deadline = self.core.next_deadline
 
     async def _take_care(self) -> None:
@@ -76,7 +76,7 @@ class Waits:
                 with CancelScope(deadline=deadline) as self._caretaker:
                     await trio.sleep_forever()
                 # Whoever leaves in this very tick may run after us; its grant still wins.
-                await lowlevel.cancel_shielded_checkpoint()
+                await trio.lowlevel.cancel_shielded_checkpoint()
                 self.core.expire()
         finally:
             self._caretaker = None
@@ -85,17 +85,17 @@ class Waits:
     async def for_grant(self, claim: Claim) -> None:
         """Wait until the claim stands in no line any more: it is granted or refused. Always a checkpoint."""
         if claim.state is not WAITING and claim.state is not RETURNING:
-            await lowlevel.cancel_shielded_checkpoint()
+            await trio.lowlevel.cancel_shielded_checkpoint()
             return
         if claim.wake is not None:
             raise RuntimeError("another task waits for this reservation already")
-        claim.wake = partial(lowlevel.reschedule, lowlevel.current_task())
+        claim.wake = partial(trio.lowlevel.reschedule, trio.lowlevel.current_task())
 
-        def give_up(_: object) -> lowlevel.Abort:
+        def give_up(_: object) -> trio.lowlevel.Abort:
             claim.wake = None
-            return lowlevel.Abort.SUCCEEDED
+            return trio.lowlevel.Abort.SUCCEEDED
 
-        await lowlevel.wait_task_rescheduled(give_up)
+        await trio.lowlevel.wait_task_rescheduled(give_up)
 
 
 class Block:
@@ -237,6 +237,7 @@ class Lease(Arrival):
 
         Raises:
             RuntimeError: if the lease has ended.
+            ValueError: if ``ttl`` is not above 0.
         """
         if not ttl > 0:
             raise ValueError(f"ttl must be above 0 seconds, not {ttl!r}")
@@ -249,12 +250,13 @@ class Parked(Block):
 
     nursery: trio.Nursery
     """Runs tasks for the time without a slot, the wait to return included; then they are cancelled."""
+    cost: Cost
+    """What the lease takes when it comes back; the block may change it."""
 
     def __init__(self, lease: Lease, cost: Cost | None) -> None:
         super().__init__(lease)
-        self._task: lowlevel.Task | None = None
+        self._task: trio.lowlevel.Task | None = None
         self.cost = cost or self._claim.cost
-        """What the lease takes when it comes back."""
 
     @property
     def refused(self) -> bool:
@@ -286,7 +288,7 @@ class Parked(Block):
     @enable_ki_protection
     async def __aenter__(self) -> Parked:
         self._waits.core.park(self._claim)
-        self._task = lowlevel.current_task()
+        self._task = trio.lowlevel.current_task()
         self.nursery = await self._manager.__aenter__()  # never a checkpoint
         return self
 
@@ -296,7 +298,7 @@ class Parked(Block):
         if error is None:
             try:
                 # Cancellation first: a deadline that passed in the body must show, also while slots are free.
-                await lowlevel.checkpoint_if_cancelled()
+                await trio.lowlevel.checkpoint_if_cancelled()
                 self._waits.core.come_back(self._claim, self.cost)
                 await self._waits.for_grant(self._claim)
             except BaseException as cut:  # noqa: BLE001  # whatever it is ends the lease, and leaves below
@@ -321,7 +323,7 @@ class Held(Block):
     """A slot held for the length of a block inside a park. Made by `Parked.unparked`."""
 
     nursery: trio.Nursery
-    """Its tasks are waited for before the slot goes on."""
+    """Runs tasks with the slot held; leaving waits for them, and cancels none, before the slot goes on."""
 
     def __init__(self, parked: Parked) -> None:
         super().__init__(parked._lease)
@@ -334,9 +336,9 @@ class Held(Block):
 
     @enable_ki_protection
     async def __aenter__(self) -> Held:
-        if self._parked._task is not lowlevel.current_task():
+        if self._parked._task is not trio.lowlevel.current_task():
             raise RuntimeError("only the task that entered the park may unpark")
-        await lowlevel.checkpoint_if_cancelled()
+        await trio.lowlevel.checkpoint_if_cancelled()
         self._waits.core.unpark(self._claim, self._parked.cost)
         try:
             await self._waits.for_grant(self._claim)

@@ -85,7 +85,8 @@ class SlotPool:
     """The slots of one backend and the line in front of them.
 
     A slot belongs to a scope: it is held from the entry of ``async with pool.admit()`` to its exit, whatever
-    way that is left. A pool belongs to one `trio.run` at a time, and to its thread.
+    way that is left. A pool may be made outside of a Trio run; it belongs to one `trio.run` at a time, and to
+    its thread.
 
     Args:
         slots: How many decoding sequences there are, at least 1.
@@ -142,7 +143,8 @@ class SlotPool:
             cost: What the request takes, by default one slot.
             flow: On whose behalf, by default ``""``. Flows share the slots fairly, whatever number of
                 requests each has waiting.
-            weight: The flow's share in relation to others, above 0, by default 1.
+            weight: The flow's share in relation to others, above 0, by default 1. It divides what this
+                request is charged to its flow, whatever weights the flow's other requests have.
             priority: Higher is served first, by default 0; `AdmissionConfig.aging` keeps the others from
                 starving.
             prefer_slot: An id to be given if it is free. Never a reason to wait.
@@ -157,6 +159,7 @@ class SlotPool:
             LineFull: on entry, if there is no slot and no place in the line. Nothing was queued.
             WaitTimeout: on entry, when ``max_wait`` has passed. Nothing is left behind.
             PoolClosed: on entry, if the pool is closed, or is closed during the wait.
+            TypeError, ValueError: at once, if an argument is wrong.
             LeaseLost: on exit, if a park ended in another way than by finishing its block.
         """
         return Lease(self._waits, Claim(cost, flow, weight, priority, max_wait, prefer_slot, ticket), parent)
@@ -208,7 +211,7 @@ class SlotPool:
             require_count("kv_tokens", kv_tokens, least=1)
         self._core.resize(slots, kv_tokens if self.config.kv_budget else None)
 
-    def suspended(self, reason: str) -> Suspension:
+    def suspended(self, reason: str) -> AbstractContextManager[None]:
         """Hold all grants for the length of a block: ``with pool.suspended("restarting"):``.
 
         The line stays, and grows; holders stay. Blocks may overlap: grants go on when the last has ended.
@@ -265,6 +268,8 @@ class Suspension:
 @final
 class PoolRegistry:
     """The pools of several backends; each is made when it is first asked for.
+
+    Iterating over it gives the pools, ``len()`` their number; ``in`` tells whether there is one of a name.
 
     Args:
         config: The settings of the pools that it makes.
