@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from contextlib import suppress
-from itertools import repeat
+from itertools import count, repeat
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,7 +31,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.http2_client import http2_to
 from tests.support.serving import add_views, descriptors, get, serving, tasks, until
-from trio_admission_web.serving import http2_connection, transport
+from trio_admission_web.serving import http2, http2_connection, transport
 from trio_admission_web.serving.app import ServingApp
 from trio_admission_web.serving.http2_connection import MAX_STREAMS, NUISANCES
 
@@ -312,7 +313,8 @@ async def test_a_request_that_is_reset_as_it_comes_is_nothing_to_the_others(path
         assert (await client.ask("GET", "/")).body == b"here"
         await wait_all_tasks_blocked()
         before = tasks()
-        head = HeadersFrame(3, data=block(replaced(":path", path)), flags=["END_HEADERS"])
+        fields = client.h2.encoder.encode(replaced(":path", path))
+        head = HeadersFrame(3, data=fields, flags=["END_HEADERS"])
         await client.send(head.serialize() + late(3)["reset"].serialize())
         client.h2.highest_outbound_stream_id = 3
         assert (await client.ask("GET", "/")).body == b"here"
@@ -449,25 +451,29 @@ async def test_resets_in_quick_succession_end_the_connection_and_leave_no_reques
         await until(lambda: (descriptors(), tasks()) == before)
 
 
-async def test_a_client_that_asks_and_does_not_take_what_it_is_told_loses_its_connection() -> None:
-    async with serving(serving_app()) as server, await trio.open_tcp_stream(*server.address) as stream:
-        before = tasks()
-        await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame().serialize())
-        await stream.receive_some()
-        number = 1
-        with trio.fail_after(20), pytest.raises(trio.BrokenResourceError):
-            while True:  # 404 with its sentence, which needs window, and its head, which does not
-                heads = (
-                    HeadersFrame(
-                        number + 2 * each,
-                        data=block([*HEAD[:3], (":path", "/no")]),
-                        flags=["END_HEADERS", "END_STREAM"],
-                    )
-                    for each in range(50)
-                )
-                await stream.send_all(b"".join(each.serialize() for each in heads))
-                number += 100
-        await until(lambda: tasks() < before)
+async def test_a_client_that_asks_and_does_not_take_what_it_is_told_loses_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http2, "MAX_UNWRITTEN", 8 * 1024)
+    listening, asking = socket.create_server(("127.0.0.1", 0)), socket.socket()
+    address = listening.getsockname()
+    with asking:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        async with serving(serving_app(), bind=[f"fd://{listening.detach()}"]):
+            before = tasks()
+            asking.connect(address)
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(asking))
+            await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame().serialize())
+            wrong = block(replaced(":path", "x"))
+            heads = (
+                HeadersFrame(number, data=wrong, flags=["END_HEADERS", "END_STREAM"])
+                for number in count(1, 2)
+            )
+            with trio.fail_after(20), pytest.raises(trio.BrokenResourceError):
+                for head in heads:
+                    await stream.send_all(head.serialize())
+            await until(lambda: tasks() == before)
 
 
 async def test_a_client_that_offers_to_remember_everything_is_not_told_more_than_usual() -> None:
