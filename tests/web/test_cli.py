@@ -412,3 +412,44 @@ def test_the_demo_refuses_what_it_cannot_run_before_it_loads_a_model(
         cli.main(["demo", *arguments])
     assert exit_.value.code == 2
     assert capsys.readouterr().err.endswith(f"trio-admission demo: error: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["serve", "--prot", "80"], "; did you mean --port?"),
+        (["serve", "--url=http://h"], "; did you mean --upstream?"),
+        (["serve", "--api-key", "x"], "; did you mean --upstream-api-key?"),
+        (["serve", "--max_wait", "3"], "; did you mean --max-wait?"),
+        (["serve", "http://h"], ""),
+        (["demo", "--prot", "80"], "; did you mean --port?"),
+        (["fetch-model", "--fast"], ""),
+    ],
+)
+def test_a_misspelt_option_is_told_by_its_command_with_what_may_be_meant(
+    arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(arguments)
+    assert exit_.value.code == 2
+    said = capsys.readouterr().err
+    name, *unknown = arguments
+    assert said.startswith(f"usage: trio-admission {name} ")
+    assert said.endswith(
+        f"trio-admission {name}: error: unrecognized arguments: {' '.join(unknown)}{meant}\n"
+    )
+
+
+def test_the_help_says_what_options_take_that_take_one_of_few_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    said = capsys.readouterr().out
+    for option in (
+        "--kv-cache isolated|unified",
+        "--control on|off",
+        "--kv-budget on|off",
+        "--models NAME,...",
+    ):
+        assert option in said

@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .configuration import CONFIG, ConfigurationError, load
 from .engine import EngineError, fetch_model
@@ -21,6 +21,7 @@ from .keys import new_key
 from .logs import set_up
 from .options import BACKEND, GATEWAY, POOL, Option
 from .output import OutputError, put
+from .suggestions import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +36,11 @@ _UNREAD = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or something else after one sentence on stderr."""
-    args = vars(_parser().parse_args(argv))
-    run = args.pop("run")
+    found, unknown = _parser().parse_known_args(argv)
+    args = vars(found)
+    run, parser = args.pop("run"), args.pop("parser")
+    if unknown:
+        parser.refuse(unknown)
     set_up()
     status = _INTERRUPTED
     try:
@@ -115,6 +119,16 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(argument_default=argparse.SUPPRESS, allow_abbrev=False, **options)
+        self.set_defaults(parser=self)
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Exit with a sentence about arguments that there are not.
+
+        Argparse would let the parser of all commands say so, and show how that is used.
+        """
+        flag = next((each.partition("=")[0] for each in unknown if each.startswith("--")), "")
+        meant = suggest(flag, tuple(self._option_string_actions))
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
 
 
 def _parser() -> _Parser:
@@ -123,7 +137,8 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=told, help="tell the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     about = "run the gateway in front of a llama-server"
-    serve = commands.add_parser("serve", help=about, description=_ABOUT_SERVE)
+    usage = "%(prog)s (--upstream URL | --command COMMAND | --gguf FILE | --config FILE) [OPTION ...]"
+    serve = commands.add_parser("serve", help=about, description=_ABOUT_SERVE, usage=usage)
     serve.set_defaults(run=_serve)
     serve.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file ({CONFIG})")
     groups = (("backend", BACKEND), ("line", POOL), ("gateway", GATEWAY))

@@ -35,12 +35,14 @@ class Kind:
         fits: Whether a value is one of them; of any type.
         read: Makes a value of the text of a variable or a flag; ValueError or KeyError if it cannot.
         shown: False for what no message may repeat.
+        takes: What stands for a value in the help, where the setting's name does not say it.
     """
 
     allowed: str
     fits: Callable[[Any], bool]
     read: Callable[[str], Any] = str
     shown: bool = True
+    takes: str = ""
 
     def complaint(self, value: object) -> str:
         """Return what is wrong with a value that does not fit."""
@@ -89,7 +91,7 @@ class Option:
     @property
     def metavar(self) -> str:
         """What stands for its value in the help."""
-        return (self.unit or self.name).upper()
+        return self.kind.takes or (self.unit or self.name).upper()
 
     @property
     def default_in_words(self) -> str:
@@ -163,13 +165,17 @@ def _is_command(value: object) -> bool:
 _AMOUNT = Kind("a number of seconds above 0", lambda v: _is_number(v) and v > 0, float)
 _AMOUNT_OR_ZERO = Kind("a number of seconds, at least 0", lambda v: _is_number(v) and v >= 0, float)
 _FLAG = Kind(
-    "on or off (in the file: true or false)", lambda v: isinstance(v, bool), lambda s: _SWITCH[s.lower()]
+    "on or off (in the file: true or false)",
+    lambda v: isinstance(v, bool),
+    lambda s: _SWITCH[s.lower()],
+    takes="on|off",
 )
 _TEXT = Kind("text that is not empty", _is_text)
 _NAMES = Kind(
     'a list of names, such as ["a", "b"] (a variable or a flag: a,b)',
     _are_names,
     lambda text: tuple(name.strip() for name in text.split(",")),
+    takes="NAME,...",
 )
 _ADDRESS = Kind(
     "an address such as http://127.0.0.1:8080, without /v1, user, password, query and fragment",
@@ -183,7 +189,11 @@ _COMMAND = Kind(
     lambda text: tuple(shlex.split(text)),
     shown=False,  # it may have a token in it
 )
-_CACHE = Kind("isolated or unified", lambda v: isinstance(v, str) and v in {"isolated", "unified"})
+_CACHE = Kind(
+    "isolated or unified",
+    lambda v: isinstance(v, str) and v in {"isolated", "unified"},
+    takes="isolated|unified",
+)
 _SECRET = Kind("printable ASCII without spaces around it", _is_secret, shown=False)
 _KEY_HASH = Kind(
     "'sha256:' and 64 hexadecimal digits, as `trio-admission new-key` prints it",
@@ -301,8 +311,8 @@ POOL: Final = (
         kind=_AMOUNT_OR_ZERO,
         otherwise="no limit",
         unit="seconds",
-        about="Refuse a request that has waited so long; 0 = refuse what cannot begin at once (the variable:"
-        " no limit)",
+        about="Refuse a request that has waited so long; 0 = refuse at once whoever would have to wait (but"
+        " as the variable's value: no limit)",
     ),
     Option(
         name="keepalive_interval",

@@ -28,6 +28,7 @@ def _elsewhere() -> Iterator[tuple[str, str]]:
     for option in (*GATEWAY, *POOL, *BACKEND):
         for name in _names(option):
             yield name, option.name
+            yield "--" + name.replace("_", "-"), option.flag
             yield PREFIX + name.upper(), option.in_environment
 
 
