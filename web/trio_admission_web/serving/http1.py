@@ -1,4 +1,4 @@
-"""HTTP/1 of Hypercorn, whose reader never stops reading and which never becomes another protocol.
+"""HTTP/1 of Hypercorn, whose reader never stops reading, and which is left only by who begins in HTTP/2.
 
 h11 believes `Transfer-Encoding` where `Content-Length` stands beside it. Who is in front may believe the
 other, so that a part of the body is a request to one of us; it is refused.
