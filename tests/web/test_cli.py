@@ -91,6 +91,24 @@ async def test_hypercorns_own_command_serves_the_same_application() -> None:
                 assert (await client.ask("POST", CHAT, chat())).status == 200
             command.process.send_signal(signal.SIGTERM)
     assert b'"outcome": "answered"' in command.said
+    assert command.said.count(b"Running on") == 1
+
+
+def test_hypercorn_with_another_worker_is_told_which_it_needs() -> None:
+    hypercorn = [
+        sys.executable,
+        "-m",
+        "hypercorn",
+        "-w",
+        "0",
+        "-b",
+        "127.0.0.1:0",
+        "trio_admission_web.asgi:app",
+    ]
+    environ = {**os.environ, "TRIO_ADMISSION_UPSTREAM": "http://h"}
+    done = subprocess.run(hypercorn, capture_output=True, check=False, env=environ)
+    sentence = "the gateway runs on Trio: hypercorn needs `-k trio`"
+    assert (done.returncode, done.stderr.decode()) == (1, f"trio-admission: {sentence}\n")
 
 
 def key_file(file: Path, *secrets: str, more: str = "") -> None:

@@ -48,9 +48,14 @@ def tell(
     )
 
 
-def set_up() -> None:
-    """Log to stderr from now on: lines if that is a terminal, else JSON."""
+def set_up(*, but_not: str = "") -> None:
+    """Log to stderr from now on: lines if that is a terminal, else JSON.
+
+    Args:
+        but_not: A logger that somebody else writes down.
+    """
     handler = logging.StreamHandler()
+    handler.addFilter(lambda record: record.name != but_not)
     handler.setFormatter(ForPeople() if sys.stderr.isatty() else ForPrograms())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
