@@ -165,6 +165,40 @@ async def test_a_server_that_is_killed_again_and_again_amid_its_work_is_always_s
         assert (await call(app, CHAT, chat())).status == 200
 
 
+async def test_a_gateway_that_ends_starts_no_server_again_unless_somebody_waits_for_it(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    llama = FakeLlamaServer(words=1, interval=1)
+    network = network_of({"run-2": llama})
+    app = create_app(Settings(backends=(BackendSettings(command=(sys.executable,)),)), network=network)
+    app.gateway.backend._start = Story(FAILS, 10).start
+    async with llama, app.test_app(), trio.open_nursery() as nursery:
+        waits: list[int] = []
+
+        async def wait() -> None:
+            waits.append((await call(app, CHAT, chat())).status)
+
+        await trio.sleep(1)
+        nursery.start_soon(wait)
+        await trio.sleep(1)
+        await app.gateway.drain()
+        await trio.sleep(100)  # its server has crashed in the meantime
+    assert waits == [200]
+    assert caplog.text.count("is started again") == 1
+
+
+async def test_a_gateway_that_ends_while_nobody_waits_does_not_start_a_failing_server_again(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = create_app(Settings(backends=(BackendSettings(command=(sys.executable,)),)))
+    app.gateway.backend._start = Story(FAILS).start
+    async with app.test_app():
+        await trio.sleep(3.5)  # in the pause
+        await app.gateway.drain()
+        await trio.sleep(100)
+    assert caplog.text.count("is started again") == 1
+
+
 @pytest.mark.parametrize("was_killed", [True, False])
 async def test_it_is_not_the_servers_fault_if_it_is_killed(
     was_killed: bool, autojump_clock: MockClock

@@ -14,7 +14,7 @@ from trio_admission.testing._fake.stream import memory_connection
 from trio_admission.testing.fake_llama_server import End, FakeLlamaServer, Raw
 from trio_admission_web.problems import ProblemError
 from trio_admission_web.settings import BackendSettings
-from trio_admission_web.upstream import OUR_NAME, Upstream, passed_on
+from trio_admission_web.upstream import Upstream, passed_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -82,7 +82,6 @@ async def test_a_request_goes_out_with_the_gateways_own_headers(autojump_clock: 
     assert server.requests[0].head == (
         b"POST /v1/chat/completions?a=%2F&b HTTP/1.1\r\n"
         b"host: llama.test:81\r\nconnection: close\r\naccept-encoding: identity\r\n"
-        b"admission-via: " + OUR_NAME.encode() + b"\r\n"
         b"authorization: Bearer up-SECRET\r\ncontent-length: 29\r\nx-a: 1\r\n\r\n"
     )
     assert server.requests[0].body == BODY

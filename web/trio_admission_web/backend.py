@@ -19,7 +19,7 @@ from .probing import ask, busy_slots, look, model_entries
 from .seats import Seats
 from .supervision import USUAL, starter, supervise
 from .token_budget import TokenBudget
-from .upstream import Upstream
+from .upstream import OUR_NAME, Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class Backend:
         self.name = settings.name
         self.models = settings.models
         self.aliases = settings.aliases
-        self.upstream = Upstream(settings, network)
+        self.upstream = Upstream(settings, network, via=OUR_NAME)
         self.pool = SlotPool(
             settings.slots or 1,
             name=self.name,
@@ -94,6 +94,8 @@ class Backend:
         self.seats = Seats(self.upstream, self.pool, settings, self.slot_files)
         self._start = starter(settings, slot_files=self.slot_files, progress=progress)
         self._patience = patience
+        self._supervising = trio.CancelScope()
+        self._is_retired = False
         self._has_worked = False
         # Whoever starts a server knows better than a clock whether it will be back.
         self.condition = Condition(self.pool, settings.away_limit if self._start is None else None)
@@ -129,15 +131,16 @@ class Backend:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch)
                 if self._start is not None:
-                    await supervise(
-                        self.name,
-                        self._start,
-                        up=self._up,
-                        down=self._down,
-                        given_up=self._give_up,
-                        has_worked=lambda: self._has_worked,
-                        patience=self._patience,
-                    )
+                    with self._supervising:
+                        await supervise(
+                            self.name,
+                            self._start,
+                            up=self._up,
+                            down=self._down,
+                            given_up=self._give_up,
+                            has_worked=lambda: self._has_worked,
+                            patience=self._patience,
+                        )
         finally:
             self.seats.clear()
             if self._own_files is not None:
@@ -156,6 +159,8 @@ class Backend:
         self.upstream.point_at(None)
         self.seats.forget()
         self.condition.found(State.GONE)
+        if self._is_retired:
+            self._supervising.cancel()
 
     def _give_up(self, reason: str) -> None:
         self.upstream.point_at(None)
@@ -222,8 +227,15 @@ class Backend:
                 pass
         del self._settling[scope]
 
+    def retire(self) -> None:
+        """Start no server again that is down or goes down: the gateway ends, and nobody waits for it."""
+        self._is_retired = True
+        if self.upstream.url is None:
+            self._supervising.cancel()
+
     def hurry(self) -> None:
         """Let nobody wait in `settled` any more: this is the end of the gateway."""
+        self.retire()
         self._hurried = True
         for scope in self._settling:
             scope.cancel()

@@ -140,6 +140,8 @@ class Gateway:
                 await self._received.wait()
             for backend in self.backends.values():
                 await backend.pool.drained()
+            for backend in self.backends.values():
+                backend.retire()
         except trio.Cancelled:
             if self._is_cut_off:
                 raise

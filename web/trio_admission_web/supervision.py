@@ -113,8 +113,9 @@ async def supervise(
             log.error("backend %s is given up, since it does not stay up: %s", name, reason)
             given_up(reason)
             return
-        log.warning("backend %s is started again in %g s: %s", name, pause, reason)
         down(reason)
+        await trio.lowlevel.checkpoint()  # it may have been what cancels this
+        log.warning("backend %s is started again in %g s: %s", name, pause, reason)
         await trio.sleep(pause)
 
 

@@ -43,6 +43,7 @@ VIA: Final = "admission-via"
 """A header that each gateway adds its name to. Those of others are passed on: only who meets its own is in a
 circle."""
 OUR_NAME: Final = token_hex(8)
+"""That of this process, which is one gateway."""
 
 Header = tuple[bytes, bytes]
 Network = Callable[[str, int], Awaitable[trio.abc.Stream]]
@@ -172,10 +173,12 @@ class Upstream:
     Args:
         settings: Its limits, and its address and key if it has one all the time; see `point_at`.
         network: Opens connections, by host and port; a test may have something else than TCP.
+        via: The name of the gateway that sends; empty for other clients.
     """
 
-    def __init__(self, settings: BackendSettings, network: Network = connect) -> None:
+    def __init__(self, settings: BackendSettings, network: Network = connect, *, via: str = "") -> None:
         self._settings = settings
+        self._via = via
         self._network = network
         self.point_at(settings.url, settings.api_key)
 
@@ -192,8 +195,9 @@ class Upstream:
             (b"host", address.netloc.encode()),
             (b"connection", b"close"),
             (b"accept-encoding", b"identity"),
-            (VIA.encode(), OUR_NAME.encode()),
         ]
+        if self._via:
+            self._own_headers.append((VIA.encode(), self._via.encode()))
         if api_key is not None:
             self._own_headers.append((b"authorization", b"Bearer " + api_key.encode()))
 
