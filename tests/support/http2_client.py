@@ -173,7 +173,7 @@ class Connection:
         broken: Whether by a reset.
         terminated: What the server has said when it went away.
         resets: The numbers and codes of streams that it has reset.
-        log: All that has come.
+        received: All that has come.
     """
 
     def __init__(self, stream: trio.abc.Stream, socket: trio.SocketStream, window: int | None) -> None:
@@ -185,7 +185,7 @@ class Connection:
         self.broken = False
         self.left = False  # what comes is not looked at
         self.terminated: ConnectionTerminated | None = None
-        self.log: list[Event] = []
+        self.received = bytearray()
         self.resets: list[tuple[int, ErrorCodes | int]] = []
         self.reading = trio.CancelScope()
         self.h2 = H2Connection(
@@ -253,8 +253,8 @@ class Connection:
         self._news.unpark_all()
 
     async def _take(self, data: bytes) -> None:
+        self.received += data
         for event in self.h2.receive_data(data):
-            self.log.append(event)
             if isinstance(event, StreamReset):
                 self.resets.append((event.stream_id, event.error_code))
             if isinstance(event, ConnectionTerminated):

@@ -332,6 +332,8 @@ async def test_late_bodies_use_up_no_window_of_the_connection(monkeypatch: pytes
         stream = client.new()
         await stream.request("POST", "/read", bytes(1024 * 1024))
         assert (await stream.read_answer()).body == b"1048576"
+        again = RstStreamFrame(1, error_code=ErrorCodes.STREAM_CLOSED).serialize()
+        assert again not in client.received  # one reset is enough
 
 
 def block(head: Sequence[tuple[str, str]]) -> bytes:

@@ -122,11 +122,12 @@ async def test_a_client_that_takes_slowly_but_steadily_gets_everything(write_tim
         assert trio.current_time() - started > 2 * write_timeout
 
 
-async def test_two_that_take_all_they_get_get_about_the_same() -> None:
+@pytest.mark.parametrize("path", ["/flood", "/large"])
+async def test_two_that_take_all_they_get_get_about_the_same(path: str) -> None:
     async with serving(Counting().app) as server, http2_to(server.url) as client:
         streams = [client.new() for _ in range(2)]
         for stream in streams:
-            await stream.request("GET", "/flood")
+            await stream.request("GET", path)
 
         def sizes() -> list[int]:
             return [len(each.answer.chunks) if each.answer else 0 for each in streams]

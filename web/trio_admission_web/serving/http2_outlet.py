@@ -22,7 +22,8 @@ AHEAD: Final = 64 * 1024  # bytes that are ready to be written before answers wa
 class Outlet:
     """Sends for all streams of a connection.
 
-    Priorities are not looked at, as RFC 9113 allows: whoever has room sends a frame, then others may.
+    Priorities are not looked at, as RFC 9113 allows: all who wait for room are told when there is some, and
+    Trio sees to it that it is not always the same who comes first.
 
     Args:
         connection: Makes frames.
@@ -107,7 +108,5 @@ class Outlet:
                 self._connection.send_data(number, piece[:room])
                 piece = piece[room:]
                 self.flush()
-                if piece:
-                    await trio.lowlevel.checkpoint()  # others get room, too
             else:
                 await self._streams[number].sender.park()
