@@ -19,7 +19,7 @@ from tests.support.gateway import CHAT, chat
 from tests.support.raw_client import RawClient, data_of
 from tests.support.serving import until
 from trio_admission.testing.fake_llama_server import FakeLlamaServer
-from trio_admission_web import cli, extras as extras_module
+from trio_admission_web import cli, commands, extras as extras_module
 from trio_admission_web.keys import hash_key
 from trio_admission_web.options import BACKEND, GATEWAY, POOL
 
@@ -471,3 +471,14 @@ def test_the_help_says_what_options_take_that_take_one_of_few_words(
         "--models NAME,...",
     ):
         assert option in said
+
+
+@pytest.mark.parametrize(("words", "is_cut"), [(1000, True), (3, False)])
+async def test_one_answer_that_is_cut_says_so(
+    words: int, is_cut: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with FakeLlamaServer(words=words) as llama, llama.listening() as url:
+        await commands._ask(url, "Tell me a story.")
+    said = capsys.readouterr()
+    assert said.out.count("r1w") == (128 if is_cut else 3)
+    assert said.err == ("(cut here: --once stops after 128 tokens)\n" if is_cut else "")

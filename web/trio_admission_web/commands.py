@@ -190,23 +190,29 @@ async def _ask(url: str, prompt: str) -> None:
     """Print the answer to one prompt as it streams through the gateway."""
     body = json.dumps(_request(prompt)).encode()
     exchange = Chat(body)
+    is_cut = False
     async with Upstream(BackendSettings(url=url)).open("POST", exchange.path, body=body) as answer:
         if not answer.is_event_stream:
             whole = await answer.whole()
             raise ProblemError(upstream_error(whole.status, whole.body))
         async for data in answer:
             for event in split_events(exchange.relay(data)):
-                put(_text(read_fields(event).get(b"data", b"")), end="")
+                for choice in _choices(read_fields(event).get(b"data", b"")):
+                    put(choice["delta"].get("content") or "", end="")
+                    is_cut |= choice["finish_reason"] == "length"
     if not exchange.finished or exchange.failure:
         raise ProblemError(exchange.failure or bad_gateway())
     put("")
+    if is_cut:
+        _say(f"(cut here: --once stops after {_MAX_TOKENS} tokens)")
 
 
-def _text(data: bytes) -> str:
+def _choices(data: bytes) -> list[dict[str, Any]]:
     """What the data of one event adds to the answer."""
     if not data or data == DONE:
-        return ""
-    return "".join(choice["delta"].get("content") or "" for choice in json.loads(data)["choices"])
+        return []
+    choices: list[dict[str, Any]] = json.loads(data)["choices"]
+    return choices
 
 
 def _request(prompt: str) -> dict[str, Any]:
