@@ -24,7 +24,7 @@ async def test_a_missing_engine_is_an_error_that_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
-    with pytest.raises(EngineError, match=r"xllamacpp is not installed.*uv sync --extra demo"):
+    with pytest.raises(EngineError, match=r"xllamacpp is not installed: `.*pip install .*\[demo\]"):
         await run_engine(EngineConfig(model=MODEL))
 
 
