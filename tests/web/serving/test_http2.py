@@ -460,8 +460,8 @@ async def test_a_client_that_asks_and_does_not_take_what_it_is_told_loses_its_co
     listening, asking = socket.create_server(("127.0.0.1", 0)), socket.socket()
     address = listening.getsockname()
     with asking:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
         async with serving(serving_app(), bind=[f"fd://{listening.detach()}"]):
             before = tasks()
             asking.connect(address)

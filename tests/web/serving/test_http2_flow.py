@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import trio
 from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
 from hypercorn.config import Config
 from hypercorn.trio import serve
 from quart import Response
@@ -22,6 +23,7 @@ from trio_admission_web.serving import transport
 from trio_admission_web.serving.app import ServingApp
 from trio_admission_web.serving.hardening import install
 from trio_admission_web.serving.http2_connection import MAX_STREAMS, WINDOW
+from trio_admission_web.serving.http2_stream import Inbox
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -77,6 +79,32 @@ async def test_a_client_that_grants_nothing_is_waited_for_with_one_piece_in_hand
         await wait_all_tasks_blocked(0.05)
         assert granted <= counting.taken <= granted + 20_000
         assert stream.reset_by is None
+
+
+async def test_a_client_that_grants_everything_and_does_not_read_is_waited_for_with_little_in_hand() -> None:
+    counting = Counting()
+    async with serving(counting.app) as server, http2_to(server.url) as client:
+        client.reading.cancel()
+        client.h2.increment_flow_control_window(2**30)
+        stream = client.new()
+        await stream.request("GET", "/counted")
+        client.h2.increment_flow_control_window(2**30, stream.number)
+        await client.flush()
+        with trio.fail_after(20):
+            await until(lambda: counting.taken)
+            await wait_all_tasks_blocked(0.05)
+        assert counting.taken < 20 * MIB  # most of it in the kernel's buffers
+
+
+async def test_room_may_come_with_other_settings() -> None:
+    async with serving(Counting().app) as server, http2_to(server.url, window=0) as client:
+        stream = client.new()
+        await stream.request("GET", "/")
+        await stream.read_head()
+        await wait_all_tasks_blocked(0.01)
+        client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1000})
+        await client.flush()
+        assert (await stream.read_answer()).body == b"here"
 
 
 async def test_a_client_that_grants_nothing_for_too_long_loses_that_stream_alone(
@@ -334,6 +362,13 @@ async def test_a_body_that_does_not_come_in_time_is_refused_as_in_http_1() -> No
         await stream.request("POST", "/read", b"abc", end=False)
         answer = await stream.read_answer()
         assert (answer.status, answer.body) == (408, b"The request body did not arrive within 0.2 s.")
+
+
+async def test_who_has_gone_is_told_before_what_is_left_of_its_body() -> None:
+    inbox = Inbox(lambda _: None)
+    await inbox.put({"type": "http.request", "body": b"abc", "more_body": True})
+    await inbox.put({"type": "http.disconnect"})
+    assert await inbox.receive() == {"type": "http.disconnect"}
 
 
 async def test_padding_uses_up_no_window() -> None:
