@@ -46,7 +46,7 @@ async def test_one_model_of_a_backend_that_refuses_or_is_away(autojump_clock: Mo
     server = FakeLlamaServer(model="m")
     async with gateway(server) as app:
         server.api_key = "up"
-        assert (await call(app, "/v1/models/m", method="GET")).status == 502
+        assert (await call(app, "/v1/models/m", method="GET")).status == 401
         server.crash()
         assert (await call(app, "/v1/models/m", method="GET")).status == 502
 
@@ -97,13 +97,19 @@ async def test_pages_of_other_origins_may_not_otherwise(
             assert not any(name.startswith("access-control") for name in reply.headers)
 
 
-async def test_what_the_backend_says_to_a_light_request_passes_untouched(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 429, 500, 503])
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"content": "x"}), (CHAT, chat())])
+async def test_what_the_backend_says_passes_untouched(
+    autojump_clock: MockClock, path: str, body: dict[str, object], status: int
+) -> None:
+    """A5, also for a 401, unless the backend is known to refuse whatever it is asked."""
+
     async def reply_(request: Request) -> Raw | None:
-        return Raw.answer(400, b"{ its own words }") if request.path == "/tokenize" else None
+        return Raw.answer(status, b"{ its own words }") if request.path == path else None
 
     async with gateway(FakeLlamaServer(reply=reply_)) as app:
-        reply = await call(app, "/tokenize", {"content": "x"})
-    assert (reply.status, reply.body) == (400, b"{ its own words }")
+        reply = await call(app, path, body)
+    assert (reply.status, reply.body) == (status, b"{ its own words }")
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer up-SECRET"}])

@@ -108,7 +108,8 @@ async def _by_props(upstream: Upstream, said: Said) -> tuple[State, str]:
         return State.LOADING, f"/props {said.how}"
     if said.status == _LOOP:
         return State.REFUSING, f"/props {said.how}"
-    if said.status == 401 and (await ask(upstream, *_TRIAL)).status == 401:
+    upstream.key_is_refused = said.status == 401 and (await ask(upstream, *_TRIAL)).status == 401
+    if upstream.key_is_refused:
         does = "refuses the key that it is sent" if upstream.shows_key else "wants a key"
         return State.REFUSING, f"it {does}; {_KEY}"
     if said.facts.get("is_sleeping") is True:

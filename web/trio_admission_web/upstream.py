@@ -83,7 +83,10 @@ class LostError(ProblemError):
 
 
 class KeyRefusedError(ProblemError):
-    """Raised when the server answers 401. It never sees a key of a client, so its own words mislead."""
+    """Raised for a 401 of a server that is known to refuse the gateway's own key.
+
+    It never sees a key of a client, so its own words would mislead.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,9 @@ class Upstream:
         settings: Its limits, and its address and key if it has one all the time; see `point_at`.
         network: Opens connections, by host and port; a test may have something else than TCP.
         via: The name of the gateway that sends; empty for other clients.
+
+    Attributes:
+        key_is_refused: Whether the server is known to refuse the gateway's key, whatever it is asked.
     """
 
     def __init__(self, settings: BackendSettings, network: Network = connect, *, via: str = "") -> None:
@@ -186,6 +192,7 @@ class Upstream:
         """Send what comes from now on to this address, with this key. None = there is none to send it to."""
         self.url = url
         self.shows_key = api_key is not None
+        self.key_is_refused = False
         address = urlsplit(url or "")
         self._host = address.hostname
         self._port = address.port or (443 if address.scheme == "https" else 80)
@@ -229,7 +236,7 @@ class Upstream:
 
         Raises:
             LostError: `bad_gateway`, when there is no connection or it ends too early.
-            KeyRefusedError: `bad_gateway`, when the server refuses the gateway's own key.
+            KeyRefusedError: `bad_gateway`, for a 401 while ``key_is_refused``.
             ProblemError: `bad_gateway`, when its bytes are no HTTP; `upstream_timeout`, when a limit of the
                 settings passes. All of them also out of the block.
         """
@@ -242,7 +249,7 @@ class Upstream:
                     await _send(stream, head, body)
                     connection = _Connection(stream, silence)
                     answer = await _read_head(parser, connection)
-                    if answer.status_code == 401:
+                    if answer.status_code == 401 and self.key_is_refused:
                         raise KeyRefusedError(key_refused())
                     framed = body_of(method, answer.status_code, answer.headers)
                     come, _ = parser.trailing_data
