@@ -124,7 +124,7 @@ async def test_a_shared_cache_that_is_too_small_for_all(
         async def ask(prompt: str) -> None:
             async with RawClient.connected(url) as client:
                 key = [("Authorization", f"Bearer {engine.api_key}")]
-                answers.append(await client.ask("POST", CHAT, chat(prompt, 40), key))
+                answers.append(await client.ask("POST", CHAT, chat(prompt, 60), key))
 
         async with trio.open_nursery() as nursery:
             for number in range(3):

@@ -158,7 +158,7 @@ async def story(client: httpx2.AsyncClient, *, is_interrupted: bool) -> str:
     begun = trio.Event()
 
     async def listen() -> None:
-        async with client.stream("POST", CHAT, json=pinned(STORY, 40, stream=True)) as answer:
+        async with client.stream("POST", CHAT, json=pinned(STORY, 60, stream=True)) as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
                     choices = json.loads(line.removeprefix("data: "))["choices"]
