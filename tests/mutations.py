@@ -35,6 +35,11 @@ class Mutation:
     old: str
     new: str
 
+    def mutant(self) -> str | None:
+        """Return the module's source with the fault in it; None if there is not that one place."""
+        source = (ROOT / "trio_admission" / f"{self.module}.py").read_text(encoding="utf-8")
+        return source.replace(self.old, self.new) if source.count(self.old) == 1 else None
+
 
 MUTATIONS = [
     Mutation(
@@ -126,6 +131,20 @@ MUTATIONS = [
         "if self._ranking is None or self._ranking or (",
     ),
     Mutation(
+        "G8",
+        "a priority that nobody has any more is looked at for ever",
+        "_line",
+        "            if not flow.home.flows:\n                del self._classes[flow.key[1]]\n",
+        "",
+    ),
+    Mutation(
+        "G8",
+        "who is gone is remembered until its max_wait would have passed",
+        "_core",
+        "if len(self._deadlines) > 2 * self.line.length + 16:",
+        "if False:",
+    ),
+    Mutation(
         "L1",
         "returning holders count for the limit",
         "_core",
@@ -162,6 +181,13 @@ MUTATIONS = [
         "_core",
         "            if self.waits(claim) and not claim.granted:",
         "            if self.waits(claim) and not claim.granted and claim.wake is not None:",
+    ),
+    Mutation(
+        "L4",
+        "nothing is the answer when both times pass in the same tick",
+        "_reservation",
+        "            if claim.deadline <= until:\n                core.expire()",
+        "            if claim.deadline < until:\n                core.expire()",
     ),
     Mutation(
         "R1",
@@ -245,6 +271,13 @@ MUTATIONS = [
         "            claim.cost = cost\n            self._line_up",
         "            self._line_up",
     ),
+    Mutation(
+        "E6",
+        "who returns for less gives its place up after the tokens shrank",
+        "_holdings",
+        "tokens > max(self.tokens, self.kv_tokens)",
+        "tokens > self.kv_tokens",
+    ),
     Mutation("E7", "the formula keeps another reserve", "_budget", "threads // 8)", "threads // 4)"),
     Mutation(
         "E7",
@@ -315,6 +348,13 @@ MUTATIONS = [
         "self.warm.popitem(last=False)[0] if self.warm else self.cold.popitem()[0])",
     ),
     Mutation(
+        "S1",
+        "the slot of a ticket that was used in vain stays warm",
+        "_core",
+        "        self.held.cool(claim.preferred, claim)\n        kind, seconds",
+        "        kind, seconds",
+    ),
+    Mutation(
         "S2",
         "a lease of several slots gets one id",
         "_holdings",
@@ -368,8 +408,9 @@ MUTATIONS = [
         "P1",
         "get resizes",
         "_pool",
-        "        return pool\n\n    @enable_ki_protection\n    def discard",
-        "        pool.resize(slots)\n        return pool\n\n    @enable_ki_protection\n    def discard",
+        "        return self._pools[name]\n\n    @enable_ki_protection\n    def discard",
+        "        self._pools[name].resize(slots)\n"
+        "        return self._pools[name]\n\n    @enable_ki_protection\n    def discard",
     ),
 ]
 
@@ -388,8 +429,8 @@ def tests_by_rule() -> dict[str, list[str]]:
 
 def outcome_of(mutation: Mutation, tests: list[str]) -> str:
     """Apply a mutation to a copy, run the tests there, and say what became of it."""
-    source = (ROOT / "trio_admission" / f"{mutation.module}.py").read_text(encoding="utf-8")
-    if source.count(mutation.old) != 1:
+    mutant = mutation.mutant()
+    if mutant is None:
         return "CANNOT BE APPLIED"
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
@@ -398,8 +439,7 @@ def outcome_of(mutation: Mutation, tests: list[str]) -> str:
         shutil.copytree(ROOT / "tests" / "support", copy / "tests" / "support")
         shutil.copy(ROOT / "tests" / "conftest.py", copy / "tests")
         shutil.copy(ROOT / "pyproject.toml", copy)
-        mutant = copy / "trio_admission" / f"{mutation.module}.py"
-        mutant.write_text(source.replace(mutation.old, mutation.new), encoding="utf-8")
+        (copy / "trio_admission" / f"{mutation.module}.py").write_text(mutant, encoding="utf-8")
         return run(copy, tests)
 
 

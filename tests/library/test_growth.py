@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import pytest
 
@@ -98,3 +100,54 @@ def test_no_operation_looks_at_everybody(
     """G8: five hundred times as many wait, and it takes a little longer."""
     short, long = scenes
     assert time_of(operation, long) < MARGIN * time_of(operation, short)
+
+
+def test_priorities_that_nobody_has_any_more_cost_nothing() -> None:
+    """G8: who is next is looked for among those who wait, not among all who ever did."""
+
+    def after(priorities: int) -> Scene:
+        scene = Scene(FEW)
+        for priority in range(priorities):
+            claim = Claim(priority=-priority)
+            scene.core.arrive(claim)
+            scene.core.leave(claim)
+        return scene
+
+    assert time_of(hand_over, after(MANY)) < MARGIN * time_of(hand_over, after(FEW))
+
+
+def served_at_once(core: Core, claim: Claim) -> None:
+    core.arrive(claim)
+    core.leave(claim)
+
+
+def served_after_a_wait(core: Core, claim: Claim) -> None:
+    holder = Claim()
+    core.arrive(holder)
+    core.arrive(claim)
+    core.leave(holder)
+    core.leave(claim)
+
+
+def gone_before_its_turn(core: Core, claim: Claim) -> None:
+    holder = Claim()
+    core.arrive(holder)
+    core.arrive(claim)
+    core.leave(claim)
+    core.leave(holder)
+
+
+@pytest.mark.parametrize("visit", [served_at_once, served_after_a_wait, gone_before_its_turn])
+def test_who_is_gone_is_forgotten_long_before_its_time_would_have_passed(
+    visit: Callable[[Core, Claim], None],
+) -> None:
+    """G8: a thousand come one after the other, who might have waited for a day each."""
+    core = Core("", Holdings(1), AdmissionConfig(), ParkBudget.unlimited(), lambda: 0.0)
+    remembered: WeakSet[Claim] = WeakSet()
+    for _ in range(1000):
+        claim = Claim(max_wait=86400)
+        remembered.add(claim)
+        visit(core, claim)
+    del claim
+    gc.collect()
+    assert len(remembered) < FEW

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.visitors import House, Visitor, visiting
-from trio_admission import AdmissionConfig, Cost, LeaseState
+from trio_admission import AdmissionConfig, Cost, LeaseState, WaitTimeout
 from trio_admission.testing import until
 
 if TYPE_CHECKING:
@@ -371,6 +371,20 @@ async def test_a_slot_whose_holder_has_come_back_elsewhere_is_like_any_other(mak
         await gone.left()
         async with pool.admit(prefer_slot=2):
             assert _slot(await house.serve("next")) == 0
+
+
+async def test_a_slot_whose_ticket_was_used_in_vain_is_like_any_other(make_pool: MakePool) -> None:
+    """S1, E8: who came with the ticket has waited too long, and cannot come with it again."""
+    pool = await make_pool(2)
+    async with visiting(pool) as house:
+        still_parked = await house.serve("still parked", prefer_slot=0)
+        await still_parked.park()
+        async with pool.admit(prefer_slot=1) as lease:
+            ticket = lease.issue_ticket(60)
+        with pool.suspended("restarting"), pytest.raises(WaitTimeout):
+            async with pool.admit(ticket=ticket, max_wait=0.01):
+                pytest.fail("admitted")
+        assert _slot(await house.serve("next")) == 1
 
 
 async def test_a_slot_that_a_return_does_not_need_any_more_is_like_any_other(make_pool: MakePool) -> None:

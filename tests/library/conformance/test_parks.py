@@ -640,6 +640,21 @@ async def test_a_refused_park_with_a_new_cost_that_fits_goes_on_at_once(make_poo
                 assert lease.slot == slot
 
 
+async def test_a_refused_park_with_a_smaller_cost_goes_on_at_once_though_the_tokens_shrank(
+    make_pool: MakePool,
+) -> None:
+    """E6, E7, R1: more is held than there is, but nobody is thrown out, and least of all who needs less."""
+    pool = await make_pool(2, kv_tokens=1000, park_budget=ParkBudget(0))
+    async with visiting(pool) as house:
+        await house.serve("other", cost=Cost(tokens=500))
+        async with pool.admit(cost=Cost(tokens=300)) as lease:
+            pool.resize(kv_tokens=600)
+            async with lease.parked(Cost(tokens=200)) as parked:
+                assert parked.refused
+            now = pool.statistics()
+            assert (now.kv_tokens, now.kv_held) == (600, 700)
+
+
 # E7
 
 

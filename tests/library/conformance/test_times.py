@@ -325,6 +325,25 @@ async def test_a_grant_in_the_same_tick_wins_for_a_place_without_a_task(attempt:
             assert lease.slot == 0
 
 
+async def test_when_both_times_pass_in_the_same_tick_the_place_is_gone() -> None:
+    """L4: who waits for at most 5 of the 5 that it has is told so, whichever task of that tick runs first."""
+    pool = pool_of(1)
+    told: list[object] = []
+
+    async def wait() -> None:
+        async with pool.reserve(max_wait=5) as reservation:
+            try:
+                told.append(await reservation.wait_at_most(5))
+            except WaitTimeout as error:
+                told.append(type(error))
+
+    async with pool.admit(), trio.open_nursery() as nursery:
+        for _ in range(60):
+            nursery.start_soon(wait)
+    assert told == 60 * [WaitTimeout]
+    assert trio.current_time() == 5
+
+
 async def test_a_place_without_a_task_goes_when_its_time_has_passed() -> None:
     """L4, G5, G7: it needed two slots; who stands behind it needs one, and gets it at 5."""
     pool = pool_of(2)
