@@ -81,8 +81,8 @@ MUTATIONS = [
         "G3",
         "a cancelled admit keeps its place",
         "_lease",
-        "        except BaseException:\n            waits.core.leave(claim)\n            raise",
-        "        except Exception:\n            waits.core.leave(claim)\n            raise",
+        "self._must_go_on()\n        except BaseException:",
+        "self._must_go_on()\n        except Exception:",
     ),
     Mutation(
         "G4",
@@ -127,8 +127,8 @@ MUTATIONS = [
         "G8",
         "each question for a position ranks everybody anew",
         "_granting",
-        "if self._ranking is None or (",
-        "if self._ranking is None or self._ranking or (",
+        "if self._ranking is None",
+        "if self._ranking is None or self._ranking",
     ),
     Mutation(
         "G8",
@@ -172,8 +172,8 @@ MUTATIONS = [
         "L4",
         "a grant in the tick of the deadline comes too late",
         "_lease",
-        "await trio.lowlevel.cancel_shielded_checkpoint()\n                self.core.expire()",
-        "self.core.expire()",
+        "                    await trio.sleep_forever()\n",
+        "                    await trio.sleep_forever()\n                self.core.expire()\n",
     ),
     Mutation(
         "L4",
@@ -254,8 +254,8 @@ MUTATIONS = [
         "E5",
         "a deadline that passed during the park does not count if a slot is free",
         "_lease",
-        "await trio.lowlevel.checkpoint_if_cancelled()\n                self._waits.core.come_back",
-        "self._waits.core.come_back",
+        "                await trio.lowlevel.checkpoint_if_cancelled()",
+        "                pass",
     ),
     Mutation(
         "E5",
