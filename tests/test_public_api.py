@@ -56,7 +56,7 @@ MEMBERS = {
     SlotPool: POOL | {"config", "suspension"},
     OpenPool: POOL | {"config", "suspension"},
     Reservation: {"id", "lease", "wait", "wait_at_most", "position", "estimated_wait"},
-    Lease: {"slot", "slots", "state", "parked", "issue_ticket"},
+    Lease: {"id", "slot", "slots", "state", "parked", "issue_ticket"},
     Parked: {"refused", "position", "estimated_wait", "unparked"},
     Held: {"slot"},
     ParkBudget: {"unlimited"},

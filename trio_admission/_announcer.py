@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from ._records import EventKind, Instrument, PoolEvent
 
 if TYPE_CHECKING:
     from ._claim import Claim
+
+
+class RemovedInstrument:
+    """Has Python report an instrument's error to `sys.unraisablehook`, as it does for one in ``__del__``.
+
+    Nobody else can make what that hook is called with, and an error of the hook stays with Python.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __del__(self) -> None:
+        raise self._error
 
 
 class Announcer:
@@ -49,8 +60,4 @@ class Announcer:
     def _remove(self, instrument: Instrument, error: BaseException) -> None:
         if instrument in self.instruments:
             self.instruments.remove(instrument)
-        told = SimpleNamespace(
-            exc_type=type(error), exc_value=error, exc_traceback=error.__traceback__,
-            err_msg="Instrument of a pool removed", object=instrument,
-        )  # fmt: skip
-        sys.unraisablehook(cast("Any", told))
+        RemovedInstrument(error)

@@ -96,9 +96,8 @@ class ParkBudget:
         threads = self._threads()
         if math.isinf(threads):
             return math.inf
-        reserve = max(2, threads // 8)
         slots = sum(pool.held.size for pool in self._pools if not pool.idle)
-        return max(0, min(max(2, threads // 4), threads - reserve - slots))
+        return max(0, min(max(2, threads // 4), threads - max(2, threads // 8) - slots))
 
     def _join(self, pool: Granting) -> None:
         """Be the budget that the pool asks, and count its slots."""

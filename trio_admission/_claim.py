@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from types import EllipsisType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ._budget import ResumeTicket
-from ._records import ONE_SLOT, Cost, require_kind
+from ._records import ONE_SLOT, Cost, require_kind, require_number
 from ._states import WAITING, LeaseState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import EllipsisType
 
     from ._budget import IssuedTicket
     from ._errors import AdmissionError
+
+LEAST_WEIGHT: Final = 1e-6  # below it, one request's charge would drown all others' in the virtual time
 
 
 class Claim:
@@ -40,6 +42,7 @@ class Claim:
     refusal: AdmissionError | None = None  # what ended its wait without a grant
 
     granted = False  # it was granted once
+    unused = False  # its scope was never entered
     slots: tuple[int, ...] = ()
     charge: Cost | None = None  # what the pool's sums carry for it; None = nothing, or it borrows
     open = False  # admitted with control off: holds nothing
@@ -60,16 +63,13 @@ class Claim:
         self.plain = cost is ONE_SLOT and prefer_slot is None and ticket is None
         if self.plain and flow == "" and weight == 1.0 and priority == 0 and max_wait is ...:
             return  # as most are
-        # What is wrong must fail here, for the caller; not for whoever leaves later and looks at it.
-        require_kind(
-            cost=(cost, Cost), flow=(flow, str), weight=(weight, int | float), priority=(priority, int),
-            max_wait=(max_wait, int | float | EllipsisType | None), prefer_slot=(prefer_slot, int | None),
-            ticket=(ticket, ResumeTicket | str | None),
+        require_kind(  # what is wrong must fail for its caller, not for whoever leaves later and looks at it
+            cost=(cost, Cost), flow=(flow, str), priority=(priority, int),
+            prefer_slot=(prefer_slot, int | None), ticket=(ticket, ResumeTicket | str | None),
         )  # fmt: skip
-        if not 0 < weight < math.inf:
-            raise ValueError(f"weight must be above 0, not {weight!r}")
-        if max_wait is not None and max_wait is not ... and not max_wait >= 0:
-            raise ValueError(f"max_wait must be None or at least 0 seconds, not {max_wait!r}")
+        require_number("weight", weight, LEAST_WEIGHT, 1 / LEAST_WEIGHT)
+        if max_wait is not None and max_wait is not ...:
+            require_number("max_wait", max_wait)
         self.cost, self.key, self.weight, self.max_wait = cost, (flow, priority), weight, max_wait
         if prefer_slot is not None:
             self.preferred = (prefer_slot,)

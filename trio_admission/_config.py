@@ -6,7 +6,9 @@ import math
 import os
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, get_type_hints
+
+from ._records import LEAST_TIME, MOST, require_kind, require_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +20,10 @@ DEFAULT_KEEPALIVE: Final = 5.0
 _PREFIXES: Final = ("TRIO_ADMISSION_", "UNSLOTH_LLAMA_ADMISSION_", "UNSLOTH_OPENAI_COMPAT_ADMISSION_")
 _ON: Final = ("1", "true", "yes", "on")
 _OFF: Final = ("0", "false", "no", "off")
+_RANGES: Final = {
+    "max_wait": (0, math.inf), "keepalive_interval": (LEAST_TIME, MOST), "waiting_per_slot": (1, MOST),
+    "max_waiting_per_flow": (0, MOST), "aging": (LEAST_TIME, MOST),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +59,11 @@ class AdmissionConfig:
     kv_budget: bool = True
 
     def __post_init__(self) -> None:
-        per_flow, aging = self.max_waiting_per_flow, self.aging
-        for name, right, must in (
-            ("max_wait", self.max_wait is None or self.max_wait >= 0, "None or at least 0 seconds"),
-            ("keepalive_interval", 0 < self.keepalive_interval < math.inf, "above 0 seconds"),
-            ("waiting_per_slot", self.waiting_per_slot >= 1, "at least 1"),
-            ("max_waiting_per_flow", per_flow is None or per_flow >= 0, "None or at least 0"),
-            ("aging", aging is None or 0 < aging < math.inf, "None or above 0 seconds"),
-        ):
-            if not right:
-                raise ValueError(f"{name} must be {must}, not {getattr(self, name)!r}")
+        kinds = get_type_hints(AdmissionConfig)
+        require_kind(**{name: (getattr(self, name), kind | int) for name, kind in kinds.items()})
+        for name, limits in _RANGES.items():
+            if (value := getattr(self, name)) is not None:
+                require_number(name, value, *limits)
 
     def line_limit(self, slots: int) -> int | None:
         """Return how many newcomers may wait in front of ``slots`` slots; None = any number."""
@@ -108,9 +109,7 @@ def _read(
             try:
                 return parse(value)
             except ValueError:
-                warnings.warn(
-                    f"{prefix}{setting}={value!r} is not understood; the default is used", stacklevel=3
-                )
+                warnings.warn(f"{prefix}{setting}={value!r} means nothing; the default is used", stacklevel=3)
                 return None
     return None
 

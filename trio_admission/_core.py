@@ -26,8 +26,6 @@ class Core(Granting):
 
     def arrive(self, claim: Claim) -> None:
         """Grant at once, give a place in the line, or raise `LineFull` or `PoolClosed`."""
-        if claim.id:
-            raise RuntimeError("a reservation may be entered only once")
         flow = self.calm
         if flow is not None and (claim.key != flow.key or not claim.plain or claim.parent is not None):
             flow = None
@@ -80,7 +78,7 @@ class Core(Granting):
     def leave(self, claim: Claim, *, lost: bool = False) -> None:
         """Take back all that the claim has, whatever its state. The short way is what that means for most."""
         flow = self.calm
-        if flow is not None and claim.state is HELD and claim.charge is ONE_SLOT:
+        if flow is not None and claim.state is HELD and claim.charge is ONE_SLOT and not claim.unused:
             now = self.now()
             del self.holders[claim]
             self.held.cold[claim.slots[0]] = None
@@ -105,6 +103,7 @@ class Core(Granting):
             ticket.slots = claim.slots
             self._vacate(claim, now, left_by=ticket)
         claim.state = ENDED
+        claim.wake_up()
         self.budget._give_back(claim)
         self.held.cool(claim.preferred, claim)
         self._fill(now)
@@ -216,11 +215,11 @@ class Core(Granting):
     def issue_ticket(self, claim: Claim, ttl: float) -> ResumeTicket | None:
         """Return the claim's one resume ticket; None if the budget refuses it."""
         now = self._begin()
-        if claim.state is ENDED:
-            raise RuntimeError("cannot issue a ticket for a lease that is ended")
+        if not claim.granted or claim.state is ENDED:
+            raise RuntimeError(f"cannot issue a ticket for a lease that is {claim.state.value}")
         if claim.ticket is None:
             ticket = IssuedTicket(claim.flow, now + ttl)
-            if not self.budget._ask(ticket, now):
+            if claim.open or not self.budget._ask(ticket, now):
                 return None
             claim.ticket = self.tickets[ticket.public.token] = ticket
             heapq.heappush(self._expiries, (ticket.public.expires_at, ticket.public.token))
@@ -229,14 +228,16 @@ class Core(Granting):
         return claim.ticket.public
 
     def _redeem(self, claim: Claim) -> bool:
-        """Use a ticket up. One that is used, expired or another flow's is no ticket."""
+        """Use a ticket up; then it is the claim that may come back to what its lease has left.
+
+        One that is used, expired or another flow's is no ticket.
+        """
         ticket = self.tickets.get(claim.token or "")
         if ticket is None or ticket.flow != claim.flow or not self.config.enabled:
             return False
         del self.tickets[ticket.public.token]
         self.budget._give_back(ticket)
         claim.preferred = ticket.slots
-        # Now it is the claim that may come back to them.
         self.held.warm.update((slot, claim) for slot in ticket.slots if self.held.warm.get(slot) is ticket)
         self.announcer.note(EventKind.TICKET_USED, claim)
         return True

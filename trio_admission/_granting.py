@@ -42,6 +42,9 @@ class Granting:
         config: Its settings.
         budget: Who may park.
         now: The clock, in seconds.
+
+    Attributes:
+        calm: The flow that is alone in the line, while nothing unusual goes on; who changes that clears it.
     """
 
     budget: ParkBudget
@@ -60,7 +63,6 @@ class Granting:
         self.suspensions: list[str] = []
         self.closed = False
         self.limited = config.line_limit(1) is not None or config.max_waiting_per_flow is not None
-        # The flow that is alone in the line, while nothing unusual goes on. Whoever changes that clears it.
         self.calm: Flow | None = None
         self.took: deque[float] = deque(maxlen=_MEASURED)  # for how long slots were held, in seconds
         self.announcer = Announcer(name)
@@ -69,7 +71,6 @@ class Granting:
         self._deadlines: list[tuple[float, int, Claim]] = []  # of those in line who have one
         self._expiries: list[tuple[float, str]] = []  # of the tickets
         self._ranking: dict[Claim, int] | None = None
-        self._ranked_at = 0.0
         self._next_id = count(1).__next__
         budget._join(self)
 
@@ -79,9 +80,11 @@ class Granting:
         return not self.holders and not self.parked and not self.line.length
 
     def statistics(self) -> PoolStatistics:
-        """Return the counts of this moment."""
+        """Return the counts of this moment.
+
+        Nobody could take a slot while a returning holder waits: it does not fit, and nobody goes before it.
+        """
         held = self.held
-        # A returning holder that waits does not fit, and nobody goes before it.
         nobody_could = self.suspensions or self.line.returning or held.charge_for(ONE_SLOT) is None
         return PoolStatistics(
             name=self.name, slots=held.size, held=held.slots,
@@ -96,12 +99,10 @@ class Granting:
 
     def position(self, claim: Claim) -> int:
         """Return the claim's place in the line, 1 = next, 0 = it does not wait."""
-        return self._ranks()[claim] if self.waits(claim) else 0
+        return self._ranks().get(claim, 0) if self.waits(claim) else 0
 
     def waiting(self) -> list[Waiting]:
         """Return everybody who waits, in order."""
-        if not self.line.length:
-            return []  # also where there is no clock, outside of a run
         now, returning = self.now(), self.line.returning
         return [
             Waiting(claim.id, place, *claim.key, now - claim.since, claim in returning)
@@ -135,10 +136,9 @@ class Granting:
 
     def _ranks(self) -> dict[Claim, int]:
         """Return the place of everybody who waits, in order; the same until the next change."""
-        now = self.now()
-        if self._ranking is None or (self.config.aging is not None and now != self._ranked_at):
-            order = self.line.order(now, self.held.share)
-            self._ranking, self._ranked_at = {claim: place for place, claim in enumerate(order, 1)}, now
+        if self._ranking is None:
+            order = self.line.order(self.now(), self.held.share)
+            self._ranking = {claim: place for place, claim in enumerate(order, 1)}
         return self._ranking
 
     def _begin(self) -> float:
@@ -245,7 +245,8 @@ class Granting:
             lender.borrower = borrower
         elif borrower is None and not claim.open:
             self.held.give_back(claim, slots, left_by)
-            self.took.append(now - claim.since)
+            if not claim.unused:
+                self.took.append(now - claim.since)
 
     def forget_tickets(self, until: float = math.inf) -> None:
         """Forget the tickets that expire up to a time. Frees no slot; so nobody is granted anything."""

@@ -7,6 +7,7 @@ a grant would leave a slot with nobody. The bodies of the scopes are the caller'
 from __future__ import annotations
 
 import math
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Self, final
 
@@ -16,7 +17,7 @@ from trio.lowlevel import checkpoint, current_trio_token, enable_ki_protection
 
 from ._budget import ParkBudget, ResumeTicket
 from ._errors import LeaseLost
-from ._records import require_kind
+from ._records import LEAST_TIME, MOST, Cost, require_kind, require_number
 from ._states import ENDED, HELD_AGAIN, RETURNING, WAITING, LeaseState
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from ._claim import Claim
     from ._core import Core
-    from ._records import Cost
 
 
 _run_budget = trio.lowlevel.RunVar[ParkBudget | None]("trio_admission.park_budget", None)
@@ -75,8 +75,7 @@ class Waits:
             while (deadline := self.core.next_deadline) != math.inf:
                 with CancelScope(deadline=deadline) as self._caretaker:
                     await trio.sleep_forever()
-                # Whoever leaves in this very tick may run after us; its grant still wins.
-                await trio.lowlevel.cancel_shielded_checkpoint()
+                await trio.lowlevel.cancel_shielded_checkpoint()  # a grant of this very tick still wins
                 self.core.expire()
         finally:
             self._caretaker = None
@@ -87,8 +86,8 @@ class Waits:
         if claim.state is not WAITING and claim.state is not RETURNING:
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
-        if claim.wake is not None:
-            raise RuntimeError("another task waits for this reservation already")
+        if claim.wake is not None or not claim.id:
+            raise RuntimeError("another task waits for this reservation, or its scope was not entered")
         claim.wake = partial(trio.lowlevel.reschedule, trio.lowlevel.current_task())
 
         def give_up(_: object) -> trio.lowlevel.Abort:
@@ -96,6 +95,8 @@ class Waits:
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(give_up)
+        if claim.state is ENDED and claim.refusal is None:
+            raise RuntimeError("its scope has ended while this task waited")
 
 
 class Block:
@@ -144,8 +145,10 @@ class Arrival:
         waits, claim = self._waits, self._claim
         if waits.run is not current_trio_token():
             waits.enter_run()
-        waits.core.arrive(claim)
+        if claim.id:
+            raise RuntimeError("a reservation may be entered only once")
         try:
+            waits.core.arrive(claim)
             if not claim.granted and claim.deadline != math.inf:
                 waits.take_care()
             if claim.granted or self._enters_at_once:
@@ -155,6 +158,7 @@ class Arrival:
                 if not claim.granted:
                     self._must_go_on()
         except BaseException:
+            claim.unused = True
             waits.core.leave(claim)
             raise
         self._scope = scope = CancelScope()
@@ -168,14 +172,20 @@ class Arrival:
         claim = self._claim
         self._waits.core.leave(claim)
         swallowed = self._scope.__exit__(kind, error, traceback)
-        if claim.cut_by is not None and (error is None or swallowed):
-            raise LeaseLost("the park ended in another way than by finishing its block") from claim.cut_by
+        cut_by, claim.cut_by = claim.cut_by, None  # whose frames hold the claim
+        if cut_by is not None and (error is None or swallowed):
+            raise LeaseLost("the park ended in another way than by finishing its block") from cut_by
+
+    @property
+    def id(self) -> int:
+        """The number under which `SlotPool.waiting` and events know it."""
+        return self._claim.id
 
     def _must_go_on(self) -> None:
         """Raise what ended the reservation, if it is over."""
         claim = self._claim
         if claim.refusal is not None:
-            raise claim.refusal
+            raise copy(claim.refusal)  # one that was raised holds its frames, and those hold the claim
         if claim.state is ENDED:
             raise RuntimeError("the reservation has ended")
 
@@ -223,24 +233,24 @@ class Lease(Arrival):
         Raises:
             RuntimeError: on entry, if the lease is not held.
         """
-        return Parked(self, cost)
+        require_kind(cost=(cost, Cost | None))
+        return Parked(self, self._claim.cost if cost is None else cost)
 
     @enable_ki_protection
     def issue_ticket(self, ttl: float) -> ResumeTicket | None:
         """Return a ticket with which a later reservation of this flow returns like a parked holder.
 
         There is one for each lease; asking again returns the same. It counts against the park budget until it
-        is used or has expired, and None is returned when the budget refuses it.
+        is used or has expired, and None is returned when the budget refuses it, or with control off.
 
         Args:
             ttl: Seconds from now until it expires, above 0.
 
         Raises:
             RuntimeError: if the lease has ended.
-            ValueError: if ``ttl`` is not above 0.
+            ValueError: if ``ttl`` is not above 0, or is infinite.
         """
-        if not ttl > 0:
-            raise ValueError(f"ttl must be above 0 seconds, not {ttl!r}")
+        require_number("ttl", ttl, LEAST_TIME, MOST)
         return self._waits.core.issue_ticket(self._claim, ttl)
 
 
@@ -253,10 +263,10 @@ class Parked(Block):
     cost: Cost
     """What the lease takes when it comes back; the block may change it."""
 
-    def __init__(self, lease: Lease, cost: Cost | None) -> None:
+    def __init__(self, lease: Lease, cost: Cost) -> None:
         super().__init__(lease)
         self._task: trio.lowlevel.Task | None = None
-        self.cost = cost or self._claim.cost
+        self.cost = cost
 
     @property
     def refused(self) -> bool:
@@ -297,8 +307,7 @@ class Parked(Block):
         cut_by = error
         if error is None:
             try:
-                # Cancellation first: a deadline that passed in the body must show, also while slots are free.
-                await trio.lowlevel.checkpoint_if_cancelled()
+                await trio.lowlevel.checkpoint_if_cancelled()  # a deadline that has passed must always show
                 self._waits.core.come_back(self._claim, self.cost)
                 await self._waits.for_grant(self._claim)
             except BaseException as cut:  # noqa: BLE001  # whatever it is ends the lease, and leaves below
@@ -311,8 +320,7 @@ class Parked(Block):
             cut_by = leaving  # a task's error ends the lease too, and explains why the wait was cut
         if cut_by is not None:
             self._waits.core.leave(self._claim, lost=True)
-            # Only now: an outer cancel would keep the nursery's own from ending in it.
-            self._claim.cut_by = cut_by
+            self._claim.cut_by = cut_by  # only now: an outer cancel would keep the nursery's from ending
             self._lease._scope.cancel(reason="the lease was lost in a park")
         if leaving is not None and leaving is not error:
             raise leaving

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 class Flow:
     """One flow inside one class; forgotten when it neither holds nor waits."""
 
-    __slots__ = ("finish", "holding", "home", "key", "start", "waiters")
-
     def __init__(self, key: tuple[str, int], home: PriorityClass) -> None:
         self.key = key  # its name and priority
         self.home = home
@@ -180,7 +178,10 @@ class Line:
         return min(heads, key=lambda claim: self._rank(claim, now), default=None)
 
     def order(self, now: float, share: Callable[[Cost], float]) -> list[Claim]:
-        """Return everybody in the order in which they would be served from now on."""
+        """Return everybody in the order in which they would be served from now on.
+
+        Classes are merged by their heads, as the service does: a class's next counts, not its others.
+        """
         if self.alone is not None:
             return [*self.returning, *self.alone.waiters]
 
@@ -191,7 +192,6 @@ class Line:
         for claim in self.returning:
             charged[claim.key] = charged.get(claim.key, 0.0) + charge(claim)
         classes = [home.order(charge, charged) for home in self._classes.values()]
-        # Merging by the heads alone is what the service does, too: a class's next counts, not its others.
         return [*self.returning, *heapq.merge(*classes, key=lambda claim: self._rank(claim, now))]
 
     def waiting_of(self, name: str) -> int:

@@ -14,7 +14,7 @@ from ._config import AdmissionConfig
 from ._core import Core
 from ._holdings import Holdings
 from ._lease import Lease, Waits
-from ._records import ONE_SLOT, Cost, Instrument, PoolStatistics, Waiting, require_count
+from ._records import ONE_SLOT, Cost, Instrument, PoolStatistics, Waiting, require_count, require_kind
 from ._reservation import Reservation
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import EllipsisType
 
 DEFAULT_CONFIG: Final = AdmissionConfig()
+MOST_SLOTS: Final = 1_000_000  # each has an entry
 
 
 class Pool(Protocol):
@@ -101,12 +102,12 @@ class SlotPool:
         self, slots: int, *, name: str = "", kv_tokens: int | None = None,
         config: AdmissionConfig = DEFAULT_CONFIG, park_budget: ParkBudget | None = None,
     ) -> None:  # fmt: skip
-        require_count("slots", slots, least=1)
-        if kv_tokens is not None:
-            require_count("kv_tokens", kv_tokens, least=1)
+        require_count("slots", slots, least=1, most=MOST_SLOTS)
+        require_count("kv_tokens", 1 if kv_tokens is None else kv_tokens, least=1)
+        require_kind(config=(config, AdmissionConfig), park_budget=(park_budget, ParkBudget | None))
         budget = park_budget or ParkBudget(0)  # without one of its own, it gets that of its run on arrival
         held = Holdings(slots, kv_tokens if config.kv_budget else None)
-        self._core = Core(name, held, config, budget, trio.current_time)
+        self._core = Core(name, held, config, budget, lambda: 0.0)  # a run has a clock
         self._waits = Waits(self._core, park_budget)
         self._drained = trio.lowlevel.ParkingLot()
 
@@ -205,10 +206,8 @@ class SlotPool:
         Growing admits those who wait the longest at once. Shrinking throws nobody out: nobody enters until
         what is held is below the new size, and ids at or above it retire when they come back.
         """
-        if slots is not None:
-            require_count("slots", slots, least=1)
-        if kv_tokens is not None:
-            require_count("kv_tokens", kv_tokens, least=1)
+        require_count("slots", 1 if slots is None else slots, least=1, most=MOST_SLOTS)
+        require_count("kv_tokens", 1 if kv_tokens is None else kv_tokens, least=1)
         self._core.resize(slots, kv_tokens if self.config.kv_budget else None)
 
     def suspended(self, reason: str) -> AbstractContextManager[None]:
@@ -248,7 +247,6 @@ class SlotPool:
         self._core.announcer.instruments.remove(instrument)
 
 
-@final
 class Suspension:
     """What `SlotPool.suspended` returns."""
 
@@ -319,8 +317,7 @@ class PoolRegistry:
     def _sweep(self) -> None:
         for name in tuple(self._discarded):
             core = self._pools[name]._core
-            if core.tickets:
-                core.forget_tickets(core.now())
+            core.forget_tickets(core.now())
             if core.idle and not core.tickets:
                 self._discarded.remove(name)
                 del self._pools[name]

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, get_args
+
+LEAST_TIME: Final = 1e-6  # seconds, where none would make no sense
+MOST: Final = 2**53  # of a count; up to it, what is worked out with floats is exact
 
 
-def require_count(name: str, value: int, *, least: int) -> None:
-    """Raise `TypeError` or `ValueError` unless ``value`` is an int of at least ``least``."""
+def require_count(name: str, value: int, *, least: int, most: int = MOST) -> None:
+    """Raise `TypeError` or `ValueError` unless ``value`` is an int from ``least`` to ``most``."""
     if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be an int, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be at least {least} and at most {most}, not {value}")
 
 
 def require_kind(**values: tuple[object, Any]) -> None:
     """Raise `TypeError` unless each value, given by its name, is of the kind beside it."""
     for name, (value, kind) in values.items():
         if not isinstance(value, kind):
-            raise TypeError(f"{name} must be {getattr(kind, '__name__', kind)}, not {value!r}")
+            kinds = " or ".join(each.__name__ for each in get_args(kind) or (kind,))
+            raise TypeError(f"{name} must be {kinds}, not {value!r}")
+
+
+def require_number(name: str, value: float, least: float = 0.0, most: float = math.inf) -> None:
+    """Raise `TypeError` or `ValueError` unless ``value`` is a number from ``least`` to ``most``."""
+    require_kind(**{name: (value, int | float)})
+    if not (least <= value <= min(most, MOST) or value == most):
+        raise ValueError(f"{name} must be from {least:g} to {most:g}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)

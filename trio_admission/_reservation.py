@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import final
+from copy import copy
+from typing import cast, final
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._lease import Arrival, Lease
+from ._records import require_number
 
 
 @final
@@ -22,16 +24,12 @@ class Reservation(Arrival):
         return f"<Reservation {self._claim.id} {self._claim.state.value} position={self.position}>"
 
     @property
-    def id(self) -> int:
-        """The number under which `SlotPool.waiting` and events know it."""
-        return self._claim.id
-
-    @property
+    @enable_ki_protection
     def lease(self) -> Lease | None:
-        """The lease, or None while waiting. After the pool was closed, raises `PoolClosed`."""
+        """The lease, or None while waiting. Raises the `PoolClosed` or `WaitTimeout` that ended the wait."""
         claim = self._claim
         if claim.refusal is not None:
-            raise claim.refusal
+            raise copy(claim.refusal)
         if claim.granted and self._lease is None:
             self._lease = Lease(self._waits, claim)
             self._lease._scope = self._scope
@@ -39,12 +37,12 @@ class Reservation(Arrival):
 
     @property
     def position(self) -> int:
-        """Place in the line, 1 = next; 0 = granted."""
+        """Place in the line, 1 = next; 0 = it does not wait: it was granted, or has ended."""
         return self._waits.core.position(self._claim) if not self._claim.granted else 0
 
     @property
     def estimated_wait(self) -> float | None:
-        """Expected wait from now on, in seconds; 0 = granted, None before any measurement."""
+        """Expected wait from now on, in seconds; 0 = it does not wait, None before any measurement."""
         return self._waits.core.estimated_wait(self._claim)
 
     @enable_ki_protection
@@ -58,9 +56,7 @@ class Reservation(Arrival):
             PoolClosed: the pool was closed before the grant; the place is gone.
             RuntimeError: another task waits for this reservation, or it has ended.
         """
-        lease = await self.wait_at_most(math.inf)
-        assert lease is not None
-        return lease
+        return cast("Lease", await self.wait_at_most(math.inf))
 
     @enable_ki_protection
     async def wait_at_most(self, seconds: float) -> Lease | None:
@@ -68,16 +64,14 @@ class Reservation(Arrival):
 
         Raises what `wait` raises.
         """
-        if not seconds >= 0:
-            raise ValueError(f"seconds must be at least 0, not {seconds!r}")
+        require_number("seconds", seconds)
         core, claim = self._waits.core, self._claim
         until = trio.current_time() + seconds
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(deadline=until):
             await self._waits.for_grant(claim)
         if core.waits(claim):
-            # Whoever leaves in this very tick may run after us; its grant still wins.
-            await trio.lowlevel.cancel_shielded_checkpoint()
+            await trio.lowlevel.cancel_shielded_checkpoint()  # a grant of this very tick still wins
             if claim.deadline <= until:
                 core.expire()  # the caretaker's time has come as well, and it may run after us
         self._must_go_on()

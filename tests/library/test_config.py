@@ -209,6 +209,27 @@ def test_senseless_settings_are_refused(wrong: dict[str, float]) -> None:
         AdmissionConfig(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"enabled": "off"},
+        {"kv_budget": None},
+        {"max_wait": "30"},
+        {"max_waiting": float("nan")},
+        {"waiting_per_slot": 1.5},
+        {"waiting_per_slot": None},
+        {"min_waiting": "64"},
+        {"max_waiting_per_flow": [1]},
+        {"keepalive_interval": None},
+        {"aging": "10"},
+    ],
+)
+def test_settings_of_a_wrong_kind_are_refused(wrong: dict[str, object]) -> None:
+    """C1: what reads like off must not be on."""
+    with pytest.raises(TypeError, match=f"^{next(iter(wrong))} must be "):
+        AdmissionConfig(**wrong)  # type: ignore[arg-type]
+
+
 def test_settings_do_not_change() -> None:
     """C1: a pool may be handed the same record as another."""
     config = AdmissionConfig()

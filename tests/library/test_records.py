@@ -68,6 +68,16 @@ def test_a_weight_is_above_0(wrong: float) -> None:
         pool.reserve(weight=wrong)
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("slots", 10**30), ("config", None), ("park_budget", 0), ("park_budget", 3)]
+)
+def test_a_pool_is_made_of_the_right_things(name: str, wrong: object) -> None:
+    """R2, E7: above all, 0 is no budget, and not the one of the run either."""
+    parts = {"slots": 4, name: wrong}
+    with pytest.raises((TypeError, ValueError), match=f"^{name} must be "):
+        SlotPool(**parts)  # type: ignore[arg-type]
+
+
 def test_a_pool_says_what_it_is() -> None:
     """W1: in the repr, and by its name."""
     pool = SlotPool(4, name="gpu-0")

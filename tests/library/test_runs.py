@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
 import trio.testing
 
 from tests.support.visitors import timeline, visit
-from trio_admission import Cost, ParkBudget, ResumeTicket, SlotPool
+from trio_admission import Cost, ParkBudget, ResumeTicket, SlotPool, WaitTimeout
+from trio_admission._claim import Claim
 from trio_admission.testing import check, run_in_virtual_time
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
 
 
 def test_a_pool_can_be_used_in_two_runs_one_after_the_other() -> None:
-    """G3: channels, clocks and budgets of the first run are not those of the second."""
+    """G3: clocks and budgets of the first run are not those of the second."""
     pool = SlotPool(1)
 
     async def use() -> dict[str, list[float]]:
@@ -119,3 +126,34 @@ def test_a_run_that_dies_leaves_the_pool_as_it_was() -> None:
             return [one.refused, two.refused]
 
     assert run_in_virtual_time(park_twice) == [False, False]
+
+
+def test_a_pool_can_be_changed_before_there_is_a_run() -> None:
+    """R1, R3, R4: by who sets it up."""
+    pool = SlotPool(1)
+    pool.resize(3)
+    with pool.suspended("not yet"):
+        assert pool.statistics().free == 0
+    assert pool.statistics().free == pool.statistics().slots == 3
+    pool.close()
+
+
+async def test_a_wait_that_ends_badly_leaves_no_cycle_behind(autojump_clock: MockClock) -> None:
+    """L4: under overload they would pile up until the next garbage collection."""
+
+    def claims() -> int:
+        return sum(isinstance(each, Claim) for each in gc.get_objects())
+
+    pool = SlotPool(1)
+    gc.collect()
+    before = claims()
+    gc.disable()
+    try:
+        async with pool.admit():
+            for _ in range(10):
+                with suppress(WaitTimeout):
+                    async with pool.admit(max_wait=1):
+                        pytest.fail("came in")
+        assert claims() == before
+    finally:
+        gc.enable()

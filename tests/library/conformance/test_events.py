@@ -241,7 +241,39 @@ async def test_an_instrument_that_raises_is_removed_and_reported(
     (report,) = unraisable
     assert report.exc_value is error
     assert report.exc_type is ValueError
-    assert report.object is fail
+    assert "RemovedInstrument" in repr(report.object)
+
+
+async def test_python_itself_can_report_an_instrument_that_raises(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """W2: with the hook that is there when nobody has set another one."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    pool = await make_pool(1)
+    pool.add_instrument(lambda _: 1 / 0)
+    async with pool.admit() as lease:
+        assert lease.slot == 0
+    assert pool.statistics().held == 0
+    told = capsys.readouterr().err
+    assert "RemovedInstrument" in told
+    assert "ZeroDivisionError" in told
+
+
+async def test_a_report_that_fails_as_well_breaks_nothing(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """W2, E2: the slot comes and goes as if nobody had looked."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("full disk")
+
+    monkeypatch.setattr(sys, "unraisablehook", fail)
+    pool = await make_pool(1)
+    pool.add_instrument(fail)
+    async with pool.admit() as lease:
+        assert lease.slot == 0
+    assert pool.statistics().held == 0
+    assert "full disk" in capsys.readouterr().err
 
 
 async def test_an_instrument_that_has_removed_itself_may_still_raise(

@@ -47,40 +47,50 @@ async def test_who_needs_more_than_is_free_is_refused_and_leaves_nothing_behind(
         await house.serve("small")
 
 
-WRONG: dict[str, object] = {
-    "cost": 1,
-    "flow": None,
-    "weight": "2",
-    "priority": "high",
-    "prefer_slot": [0],
-    "ticket": b"token",
-    "parent": "me",
-    "max_wait": "30",
-}
+WRONG: list[tuple[str, object]] = [
+    ("cost", 1),
+    ("flow", None),
+    ("weight", "2"),
+    ("weight", 10**400),
+    ("weight", 1e-17),
+    ("priority", "high"),
+    ("prefer_slot", [0]),
+    ("ticket", b"token"),
+    ("parent", "me"),
+    ("max_wait", "30"),
+    ("max_wait", 10**400),
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-async def test_a_wrong_argument_fails_for_who_gave_it_alone(make_pool: MakePool, name: str) -> None:
+@pytest.mark.parametrize(("name", "value"), WRONG)
+async def test_a_wrong_argument_fails_for_who_gave_it_alone(
+    make_pool: MakePool, name: str, value: object
+) -> None:
     """G3: the error names it, and the pool is as if it had not been asked, also while others wait."""
     pool = await make_pool(1)
     async with visiting(pool) as house:
         holder = await house.serve("holder")
         waiter = await house.arrive("waiter")
         for method in (pool.admit, pool.reserve):
-            with pytest.raises(TypeError, match=f"^{name} must be "):
-                async with method(**{name: WRONG[name]}):  # type: ignore[arg-type]  # that is the point
+            with pytest.raises((TypeError, ValueError), match=f"^{name} must be "):
+                async with method(**{name: value}):  # type: ignore[arg-type]  # that is the point
                     pytest.fail("came in")
         assert pool.statistics().waiting == 1
         holder.leave()
         await waiter.served()
 
 
-async def test_a_wrong_cost_of_a_return_loses_the_lease_and_nothing_else(make_pool: MakePool) -> None:
-    """E5, E6: the one who parked is told; the next is served."""
+async def test_a_park_at_a_wrong_cost_is_none(make_pool: MakePool) -> None:
+    """E6: it fails before the slot is given back; one that is set inside loses the lease alone."""
     pool = await make_pool(1)
     async with visiting(pool) as house:
+        async with pool.admit() as lease:
+            with pytest.raises(TypeError, match=r"^cost must be Cost"):
+                lease.parked(cost=0)  # type: ignore[arg-type]  # that is the point
+            assert lease.slot == 0
         with pytest.raises(TypeError, match=r"^cost must be Cost"):
-            async with pool.admit() as lease, lease.parked(cost=2):  # type: ignore[arg-type]  # that is the point
+            async with pool.admit() as lease, lease.parked() as parked:
+                parked.cost = None  # type: ignore[assignment]  # that is the point
                 await house.serve("meanwhile")
         assert pool.statistics().returning == pool.statistics().parked == 0
 

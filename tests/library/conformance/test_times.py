@@ -250,8 +250,8 @@ async def test_aging_is_judged_when_something_changes() -> None:
     assert served == {"holder": [0], "other": [0], "low": [13], "wide": [30], "late": [35]}
 
 
-async def test_positions_follow_aging() -> None:
-    """F3, W1: although nothing happens, the low one overtakes at 12."""
+async def test_positions_follow_aging_when_something_changes() -> None:
+    """F3, G8: the low one overtakes at 12, which shows as soon as somebody comes or goes."""
     pool = pool_of(1, aging=10)
     async with pool.admit(), pool.reserve() as low:
         await trio.sleep_until(5)
@@ -260,7 +260,8 @@ async def test_positions_follow_aging() -> None:
             await trio.sleep_until(9)
             assert (low.position, high.position) == (2, 1)
             await trio.sleep_until(12)
-            assert (low.position, high.position) == (1, 2)
+            async with pool.reserve():
+                assert (low.position, high.position) == (1, 2)
             assert [waiting.id for waiting in pool.waiting()] == [low.id, high.id]
 
 
@@ -487,6 +488,20 @@ async def test_holders_who_outlast_the_average_raise_it() -> None:
             await trio.sleep(seconds)
             told.append(reservation.estimated_wait)
     assert told == [1, 1, 15, 30]
+
+
+async def test_a_grant_that_nobody_uses_is_not_measured() -> None:
+    """W3, G3: clients who have given up do not make the service look instant."""
+    pool = pool_of(1)
+    async with pool.admit():
+        await trio.sleep(10)
+    for _ in range(40):
+        with trio.CancelScope() as gone:
+            gone.cancel()
+            async with pool.admit():
+                pytest.fail("came in")
+    async with pool.admit():
+        assert pool.estimated_wait() == 10
 
 
 async def test_the_average_moves() -> None:

@@ -442,6 +442,8 @@ class AdmissionMachine(RuleBasedStateMachine):
     def compare(self) -> None:
         self.sound = False
         for pair in self.pairs:
+            if pair.core.config.aging is not None:
+                pair.core._ranking = None  # it is as old as the latest change, and the books are not
             statistics = pair.core.statistics()
             check_promises(pair, self.time)
             assert statistics.held == pair.books.held[0], "E2, G6: held slots"

@@ -415,7 +415,7 @@ class PoolBooks:
 
     def issue_ticket(self, entry: Entry, ttl: float) -> Ticket | None:
         self.begin()
-        if entry.ticket is None and self.budget.allows(self.now()):
+        if entry.ticket is None and not entry.open and self.budget.allows(self.now()):
             entry.ticket = Ticket(entry.flow, self.now() + ttl)
             self.tickets.append(entry.ticket)
         return entry.ticket
