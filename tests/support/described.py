@@ -126,7 +126,7 @@ def _written(body: Sequence[ast.stmt]) -> Iterator[tuple[str, Attribute]]:
                 yield name, Attribute(_type(annotation), _string(after))
             case ast.Assign(targets=[ast.Name(id=name)]):
                 yield name, Attribute("", _string(after))
-            case ast.FunctionDef(decorator_list=[ast.Name(id="property")], returns=ast.expr() as returns):
+            case ast.FunctionDef(decorator_list=[ast.Name(id="property"), *_], returns=ast.expr() as returns):
                 yield node.name, Attribute(_type(returns), ast.get_docstring(node) or "")
             case ast.FunctionDef() if node.name in _CONSTRUCTORS:
                 yield from _set_on_self(node)
