@@ -383,8 +383,8 @@ MUTATIONS = [
         "W3",
         "slots do not shorten the wait",
         "_granting",
-        "beyond / len(self.took)) / self.held.size",
-        "beyond / len(self.took))",
+        "return place * mean / lively",
+        "return place * mean",
     ),
     Mutation(
         "C1", "infinity is a timeout", "_config", "if not math.isfinite(seconds):", "if math.isnan(seconds):"

@@ -126,13 +126,17 @@ class Granting:
     def _wait_at(self, place: int) -> float | None:
         """Return the expected wait at a place in line: each ``mean / slots`` seconds a slot comes free.
 
-        Holders who have outlasted the mean raise it by what they have held beyond it.
+        A slot whose holder has outlasted the mean is not counted on. If all have, the next is expected to
+        take as long again as the youngest of them has held.
         """
         if not self.took:
             return None
         now, mean = self.now(), sum(self.took) / len(self.took)
-        beyond = sum(max(0.0, now - claim.since - mean) for claim in self.holders)
-        return place * (mean + beyond / len(self.took)) / self.held.size
+        held_for = [now - claim.since for claim in self.holders]
+        lively = self.held.size - sum(seconds > mean for seconds in held_for)
+        if lively > 0:
+            return place * mean / lively
+        return min(held_for) + (place - 1) * mean / self.held.size
 
     def _ranks(self) -> dict[Claim, int]:
         """Return the place of everybody who waits, in order; the same until the next change."""

@@ -490,6 +490,20 @@ async def test_holders_who_outlast_the_average_raise_it() -> None:
     assert told == [1, 1, 15, 30]
 
 
+async def test_slots_whose_holders_outlast_the_average_are_not_counted_on() -> None:
+    """W3: one of two is held for long, however many short holdings were measured before."""
+    pool = pool_of(2)
+    for _ in range(100):
+        async with pool.admit():
+            await trio.sleep(1)
+    async with pool.admit():
+        await trio.sleep(30)
+        async with pool.admit(), pool.reserve() as first, pool.reserve() as second:
+            assert (first.estimated_wait, second.estimated_wait) == (1, 2)
+            await trio.sleep(60)
+            assert (first.estimated_wait, second.estimated_wait) == (60, 60.5)
+
+
 async def test_a_grant_that_nobody_uses_is_not_measured() -> None:
     """W3, G3: clients who have given up do not make the service look instant."""
     pool = pool_of(1)
