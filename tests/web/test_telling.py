@@ -77,7 +77,6 @@ async def test_one_line_tells_of_each_request(
             await wait_all_tasks_blocked()
         await call(app, "/v1/models", method="GET", headers={"X-Request-Id": "light", **shown("ada")})
         await call(app, "/v1/none", method="GET", headers={"X-Request-Id": "lost"})
-        await call(app, "/health", method="GET")
     told = {each.pop("id"): each for each in facts(caplog)}
     assert told["light"].items() >= {"route": "/v1/models", "flow": "team", "outcome": "answered"}.items()
     assert told["lost"].items() >= {"route": "other", "flow": "", "outcome": "invalid_api_key"}.items()
@@ -87,6 +86,21 @@ async def test_one_line_tells_of_each_request(
     assert second["wait"] == first["duration"]
     assert first["duration"] < second["first_byte"] < second["duration"]
     assert len(told) == 4
+
+
+async def test_what_is_asked_again_and_again_is_counted_and_not_logged(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    paths = ("/health", "/ready", "/metrics", "/admission", "/admission/approvals")
+    async with gateway(FakeLlamaServer()) as app:
+        for path in paths:
+            assert (await call(app, path, method="GET")).status == 200
+        assert (await call(app, "/admission/requests/none", method="DELETE")).status == 404
+        numbers = await scrape(app)
+    for path in paths:
+        assert numbers.total("requests_total", route=path, outcome="answered") == 1
+    assert [each["route"] for each in facts(caplog)] == ["/admission/requests/<name>"]
 
 
 def test_a_line_is_json_for_programs_and_text_for_people() -> None:

@@ -77,8 +77,8 @@ NOT_ADMITTED: Final = (
 )
 MODELS: Final = ("/v1/models", "/models")
 
-# Asked every few seconds by machines: counted, not logged.
-QUIET: Final = frozenset({"/health", "/ready", "/metrics"})
+# Asked every few seconds by machines and by pages that show it: counted, not logged.
+QUIET: Final = frozenset({"/health", "/ready", "/metrics", "/admission", "/admission/approvals"})
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PARENT: Final = "admission-parent"
 _STREAM_HEADERS: Final = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
