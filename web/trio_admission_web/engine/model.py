@@ -23,7 +23,7 @@ DEMO_MODEL: Final = "default"
 """What `find_gguf` takes for the demo's model."""
 
 _MAGIC: Final = b"GGUF"
-_OF_THE_SYSTEM: Final = re.compile(r"\[Errno -?\d+\] ([^'\"\n]+)")
+_OF_THE_SYSTEM: Final = re.compile(r"\[Errno -?\d+\] ([^'\":\n]+)")
 _OF_THE_INSTALLER: Final = re.compile(
     r"(?m)^\s*(?:ERROR:|error:|cause:|Caused by:|\N{MULTIPLICATION SIGN}|╰─▶)"
 )
