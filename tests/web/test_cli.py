@@ -24,9 +24,10 @@ from trio_admission_web.keys import hash_key
 from trio_admission_web.options import BACKEND, GATEWAY, POOL
 
 
-def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_it_tells_its_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["--version"])
+        cli.main([flag])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"trio-admission {version('trio-admission')}\n"
 
@@ -439,8 +440,11 @@ def test_the_demo_refuses_what_it_cannot_run_before_it_loads_a_model(
         (["serve", "--url=http://h"], "; did you mean --upstream?"),
         (["serve", "--api-key", "x"], "; did you mean --upstream-api-key?"),
         (["serve", "--max_wait", "3"], "; did you mean --max-wait?"),
-        (["serve", "http://h"], ""),
+        (["serve", "http://h"], "; did you mean --upstream http://h?"),
+        (["serve", "gateway.toml"], ""),
         (["demo", "--prot", "80"], "; did you mean --port?"),
+        (["demo", "http://h"], ""),
+        (["check-config", "--config=gateway.toml"], "; did you mean FILE?"),
         (["fetch-model", "--fast"], ""),
     ],
 )
@@ -456,6 +460,24 @@ def test_a_misspelt_option_is_told_by_its_command_with_what_may_be_meant(
     assert said.endswith(
         f"trio-admission {name}: error: unrecognized arguments: {' '.join(unknown)}{meant}\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["--verison"], "unrecognized arguments: --verison; did you mean --version?"),
+        (["serv"], "there is no COMMAND 'serv'; did you mean serve? (choose from serve, check-config, "),
+        (["run"], "there is no COMMAND 'run' (choose from serve, check-config, "),
+    ],
+)
+def test_a_command_that_there_is_not_is_told_with_what_may_be_meant(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(arguments)
+    assert exit_.value.code == 2
+    assert f"\ntrio-admission: error: {sentence}" in capsys.readouterr().err
 
 
 def test_the_help_says_what_options_take_that_take_one_of_few_words(

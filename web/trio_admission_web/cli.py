@@ -21,7 +21,7 @@ from .keys import new_key
 from .logs import set_up
 from .options import BACKEND, GATEWAY, POOL, Option
 from .output import OutputError, put
-from .suggestions import suggest
+from .suggestions import suggest, suggest_flag_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or something else after one sentence on stderr."""
     found, unknown = _parser().parse_known_args(argv)
     args = vars(found)
-    run, parser = args.pop("run"), args.pop("parser")
+    run, parser = args.pop("run", None), args.pop("parser")
     if unknown:
         parser.refuse(unknown)
+    if run is None:
+        parser.error("the following arguments are required: COMMAND")
     set_up()
     status = _INTERRUPTED
     try:
@@ -126,16 +128,25 @@ class _Parser(argparse.ArgumentParser):
 
         Argparse would let the parser of all commands say so, and show how that is used.
         """
+        positional = (str(each.metavar) for each in self._actions if not each.option_strings)
+        known = (*self._option_string_actions, *positional)
         flag = next((each.partition("=")[0] for each in unknown if each.startswith("--")), "")
-        meant = suggest(flag, tuple(self._option_string_actions))
+        meant = suggest(flag, known) if flag else suggest_flag_for(unknown[0], known)
         self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = tuple(action.choices)
+            message = f"there is no {action.metavar} {value!r}{suggest(value, known)}"
+            raise argparse.ArgumentError(None, f"{message} (choose from {', '.join(known)})")
 
 
 def _parser() -> _Parser:
     parser = _Parser(prog="trio-admission", description="A line in front of a llama-server.")
     told = f"trio-admission {version('trio-admission')}"
-    parser.add_argument("--version", action="version", version=told, help="tell the version and exit")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument("-V", "--version", action="version", version=told, help="tell the version and exit")
+    # Not required for argparse, which would speak of it first, and not of an option that is misspelt.
+    commands = parser.add_subparsers(metavar="COMMAND")
     about = "run the gateway in front of a llama-server"
     usage = "%(prog)s (--upstream URL | --command COMMAND | --gguf FILE | --config FILE) [OPTION ...]"
     serve = commands.add_parser("serve", help=about, description=_ABOUT_SERVE, usage=usage)

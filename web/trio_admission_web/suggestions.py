@@ -24,7 +24,14 @@ def suggest(name: str, known: Collection[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def suggest_flag_for(value: str, known: Collection[str]) -> str:
+    """Return the end of a sentence about a value that no flag stands before, empty if none is likely."""
+    is_likely = value.startswith(("http://", "https://")) and _URL in known
+    return f"; did you mean {_URL} {value}?" if is_likely else ""
+
+
 def _elsewhere() -> Iterator[tuple[str, str]]:
+    yield "--config", "FILE"  # of `check-config`
     for option in (*GATEWAY, *POOL, *BACKEND):
         for name in _names(option):
             yield name, option.name
@@ -36,4 +43,5 @@ def _names(option: Option) -> tuple[str, ...]:
     return option.name, option.argument, option.in_environment.removeprefix(PREFIX).lower()
 
 
+_URL: Final = next(option.flag for option in BACKEND if option.name == "url")
 _ELSEWHERE: Final = dict(_elsewhere())
