@@ -45,7 +45,8 @@ refused. Sockets that systemd hands over take the place of `host`, `port` and `u
 """
 _LINE: Final = """\
 At the top of the file, for the line in front of each backend. Variables that `AdmissionConfig.from_env` of
-the library reads have its other prefixes too, and one that does not parse is a warning: the default stands.
+the library reads have its other prefixes too, and one that does not parse is a warning in the log: the
+default stands.
 """
 _BACKENDS: Final = """\
 In a table `[backends.NAME]` for each backend; the first is the default one. Variables and flags are about the

@@ -5,8 +5,10 @@ All that is wrong is found before anything is said, so that it can be put right 
 
 from __future__ import annotations
 
+import logging
 import os
 import tomllib
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
     from .options import Option
 
+log: Final = logging.getLogger(__name__)
+
 CONFIG: Final = PREFIX + "CONFIG"
 """The variable that names the file."""
 
@@ -63,6 +67,8 @@ def load(
     look: bool = False,
 ) -> Settings:
     """Read the whole configuration, once.
+
+    A variable of the line that the library does not understand is a warning in the log: the default stands.
 
     Args:
         file: A TOML file; None = the one that ``TRIO_ADMISSION_CONFIG`` names, if it names one.
@@ -222,7 +228,11 @@ class _Reading:
         # Their fallback names and their leniency are the library's: see `AdmissionConfig.from_env`.
         mine = {name: text for name, text in env.items() if name.endswith(_ADMISSION + option.variable)}
         if any(text.strip() for text in mine.values()):
-            config = AdmissionConfig.from_env(mine)
+            with warnings.catch_warnings(record=True) as misread:
+                warnings.simplefilter("always")
+                config = AdmissionConfig.from_env(mine)
+            for each in misread:  # Python would show them with a line of our source
+                log.warning("%s", each.message)
             if option.name == "waiting_per_slot" and config.min_waiting is not None:
                 self._pool.pop(option.name, None)  # not understood: the default stands, with its floor
             else:
