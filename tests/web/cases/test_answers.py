@@ -298,6 +298,45 @@ async def test_i2_an_ambiguous_framing_is_refused_and_ends_the_connection(head: 
 
 
 @pytest.mark.parametrize(
+    "request_",
+    [
+        b"1.1\r\nhost: x\r\ntransfer-encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+        b"1.1\r\nhost: x\r\ncontent-length:\r\n\t0\r\n\r\n",
+        b"1.1\r\nhost: x\r\nx-other: a\r\n b\r\ncontent-length: 0\r\n\r\n",
+        b"1.1\r\nhost: x\ncontent-length: 0\r\n\r\n",
+        b"1.1\nhost: x\ncontent-length: 0\n\n",
+        b"1.1\r\nhost: x\r\ncontent-length: 0\r\n\n",
+        b"1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\n",
+        b"1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\na: b\n\r\n",
+        b"1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\na: b\r\n c\r\n\r\n",
+        b"1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0x5\r\n{   }\r\n0\r\n\r\n",
+        b"1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{   }XX0\r\n\r\n",
+        b"1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\n{   }\n0\n\n",
+    ],
+)
+async def test_i2_ambiguous_lines_are_refused_and_nothing_behind_them_is_a_request(request_: bytes) -> None:
+    """Each of these ends elsewhere for whoever reads its lines or its chunks in another way."""
+    raw = json.dumps(chat()).encode()
+    async with stage(server(words=1)) as both, both.server.client() as client:
+        hidden = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(raw)
+        await client.send(b"POST " + CHAT.encode() + b" HTTP/" + request_ + hidden + raw)
+        answer = await client.read_answer()
+        assert (answer.status, answer.header("connection")) == (400, "close")
+        assert await client.read_to_end() == b""
+    assert not both.llama.generations
+
+
+async def test_i2_chunk_extensions_are_no_ambiguity() -> None:
+    raw = json.dumps(chat()).encode()
+    async with stage(server(words=1)) as both, both.server.client() as client:
+        await client.send(
+            b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        await client.send(b"%x;a=b\r\n" % len(raw) + raw + b"\r\n0\r\n\r\n")
+        assert (await client.read_answer()).status == 200
+
+
+@pytest.mark.parametrize(
     ("path", "status"),
     [
         (CHAT + "/", 404),

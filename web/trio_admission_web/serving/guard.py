@@ -1,4 +1,4 @@
-"""Refuse a Hypercorn or an h2 that this package was not written for."""
+"""Refuse a Hypercorn, an h11 or an h2 that this package was not written for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pkgutil
 HYPERCORN = "0.18"
 
 # What is replaced, derived from or called by the modules beside this one, and is private to its package.
+H11_POINTS = ("h11._receivebuffer:ReceiveBuffer.maybe_extract_lines",)
 H2_POINTS = (
     "h2.connection:ConnectionState",
     "h2.connection:H2Connection._receive_frame",
@@ -51,7 +52,7 @@ class UnsupportedHypercorn(ImportError):
 
 
 def check_hypercorn() -> None:
-    """Return if the installed Hypercorn has the faults that we know, and it and h2 the parts that we replace.
+    """Return if Hypercorn has the faults that we know, and it, h11 and h2 have the parts that we replace.
 
     Raises:
         UnsupportedHypercorn: It is another version, or a part is missing. The text is one sentence.
@@ -63,6 +64,7 @@ def check_hypercorn() -> None:
             f"install hypercorn=={HYPERCORN}.*"
         )
     _check_parts(HYPERCORN_POINTS, "hypercorn", f"hypercorn=={HYPERCORN}.*")
+    _check_parts(H11_POINTS, "h11", "h11==0.16.*")
     _check_parts(H2_POINTS, "h2", "h2==4.4.*")
 
 

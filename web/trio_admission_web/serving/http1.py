@@ -1,7 +1,8 @@
 """HTTP/1 of Hypercorn, whose reader never stops reading, and which is left only by who begins in HTTP/2.
 
 h11 believes `Transfer-Encoding` where `Content-Length` stands beside it. Who is in front may believe the
-other, so that a part of the body is a request to one of us; it is refused.
+other, so that a part of the body is a request to one of us; it is refused. So are lines that go on in the
+next one or end in a bare LF, which h11 takes and who is in front may read in another way.
 
 Hypercorn 0.18 stops reading when a client sends ahead of its answer: it then sees no disconnect, and the
 socket and the task stay for ever. And an `Upgrade` to websocket or h2c with the wrong bytes behind it makes
@@ -10,11 +11,13 @@ it fail.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import h11
 import trio
+from h11._receivebuffer import ReceiveBuffer
 from hypercorn.events import Event, RawData
 from hypercorn.protocol.events import Body, Response
 from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
@@ -27,6 +30,25 @@ if TYPE_CHECKING:
 PREFACE = b"PRI * HTTP/2.0\r\n\r\n"  # the part of it that looks like a request
 MAX_AHEAD = 64 * 1024  # bytes kept of what a client sends before it has its answer
 
+_LOOSE_LINES = re.compile(rb"(?<!\r)\n|\n[ \t]")
+
+
+class StrictBuffer(ReceiveBuffer):
+    """What has come, of which only lines that everybody tells apart in the same way are taken as a head."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """Return the lines of a whole head, or of the trailers behind a body.
+
+        Raises:
+            h11.LocalProtocolError: A line goes on in the next one, or ends in a bare LF. h11 turns this into
+                what is the client's fault.
+        """
+        data = bytes(self)
+        lines = super().maybe_extract_lines()
+        if lines is not None and _LOOSE_LINES.search(data, 0, len(data) - len(self)):
+            raise h11.LocalProtocolError("ambiguous lines")
+        return lines
+
 
 class PlainConnection(h11.Connection):
     """HTTP/1 that offers no upgrades, and asks for more bytes where h11 would ask to be left alone.
@@ -36,6 +58,10 @@ class PlainConnection(h11.Connection):
     """
 
     may_be_preface = False
+
+    def __init__(self, max_incomplete_event_size: int) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size)
+        self._receive_buffer = StrictBuffer()
 
     def next_event(self) -> Any:
         """Return the next event; `NEED_DATA` also when the request is complete and its answer is not.
@@ -82,9 +108,7 @@ class HTTP1Protocol(H11Protocol):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.connection: h11.Connection = PlainConnection(
-            h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size
-        )
+        self.connection: h11.Connection = PlainConnection(self.config.h11_max_incomplete_size)
         self.connection.may_be_preface = not self.ssl  # there it has been agreed on
         self._parsing = trio.Lock()  # held by the reader, or by who goes on with what was sent ahead
         self._overrun = False  # bytes that came ahead had to be thrown away
