@@ -33,6 +33,9 @@ for what the settings name, too: programs, models, directories, TLS files and to
 imported for that, so their code runs; an MCP server is first asked when the gateway runs.
 [example.toml](../example.toml) shows every setting.
 
+`trio-admission demo` reads no file. What its flags do not say it takes from `TRIO_ADMISSION_SLOTS` and from
+the variables of the gateway and of the line, without those of TLS and unix sockets, which it does not have.
+
 SIGHUP makes `serve` read all of it again. Keys and the gateway's limits change at once, for requests that
 come from then on; nobody in the line or in the middle of an answer notices. What takes a restart is named
 in the log and stays as it was. A file with a mistake changes nothing; what it names is not looked for again.

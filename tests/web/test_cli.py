@@ -419,18 +419,44 @@ def test_check_config_without_a_file_looks_where_serve_does(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--slots", "0"], "argument --slots: must be a whole number of at least 1, not '0'"),
-        (["--slots", "many"], "argument --slots: must be a whole number of at least 1, not 'many'"),
-        (["--once", " "], "argument --once: must not be empty"),
+        (["--slots", "0"], "--slots must be a whole number, at least 1, not 0"),
+        (["--slots", "many"], "--slots must be a whole number, at least 1, not 'many'"),
+        (["--port", "x"], "--port must be a whole number from 0 to 65535, not 'x'"),
+        ([], "TRIO_ADMISSION_SLOTS must be a whole number, at least 1, not 'few'"),
     ],
 )
-def test_the_demo_refuses_what_it_cannot_run_before_it_loads_a_model(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+def test_the_demo_refuses_what_it_cannot_run_before_it_downloads_a_model(
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not arguments:
+        monkeypatch.setenv("TRIO_ADMISSION_SLOTS", "few")
+    monkeypatch.setattr(commands, "fetch_model", pytest.fail)
+    monkeypatch.setattr(commands, "find_model", pytest.fail)
+    assert cli.main(["demo", *arguments]) == 1
+    assert capsys.readouterr().err == f"trio-admission: {sentence}\n"
+
+
+def test_the_demo_refuses_a_prompt_that_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        cli.main(["demo", *arguments])
+        cli.main(["demo", "--once", " "])
     assert exit_.value.code == 2
+    sentence = "argument --once: must not be empty"
     assert capsys.readouterr().err.endswith(f"trio-admission demo: error: {sentence}\n")
+
+
+def test_the_demo_takes_from_the_environment_what_no_flag_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIO_ADMISSION_PORT", "8123")
+    monkeypatch.setenv("TRIO_ADMISSION_HOST", "::1")
+    monkeypatch.setenv("TRIO_ADMISSION_SLOTS", "2")
+    monkeypatch.setenv("TRIO_ADMISSION_UPSTREAM", "http://h")  # the engine is its only backend
+    _, said = commands._demo_app(None, {})
+    [backend] = said.backends
+    assert (said.host, said.port, backend.slots, backend.url) == ("::1", 8123, 2, None)
+    _, said = commands._demo_app(None, {"port": "0", "slots": "3"})
+    assert (said.host, said.port, said.backends[0].slots) == ("::1", 0, 3)
 
 
 @pytest.mark.parametrize(

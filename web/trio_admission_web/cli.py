@@ -19,7 +19,7 @@ from .engine import EngineError, fetch_model
 from .extras import missing_extra
 from .keys import new_key
 from .logs import set_up
-from .options import BACKEND, GATEWAY, POOL, Option
+from .options import BACKEND, GATEWAY, POOL, PREFIX, Option
 from .output import OutputError, put
 from .suggestions import suggest, suggest_flag_for
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _OF_THE_EXTRA = ("h11", "hypercorn", "prometheus_client", "quart", "quart_trio")
 _ABOUT_SERVE = """Run the gateway in front of one or more llama-servers. What no flag says is taken from the
 environment, and what no variable says from the file. SIGHUP reads all of it again, for keys and limits."""
+_ABOUT_DEMO = f"""What no flag says is taken from the environment: {PREFIX}SLOTS, and the variables of
+the gateway and of its line, without those of TLS and unix sockets."""
 # What a shell expects of a command that Ctrl-C has ended, and of one whose output nobody reads any more.
 _INTERRUPTED = 130
 _UNREAD = 141
@@ -88,24 +90,15 @@ def _new_key() -> int:
     return 0
 
 
-def _demo(
-    *,
-    host: str = "127.0.0.1",
-    port: int | None = None,
-    slots: int = 4,
-    model: Path | None = None,
-    once: str | None = None,
-    insecure: bool = False,
-) -> int:
+def _demo(*, model: Path | None = None, once: str | None = None, **flags: str) -> int:
     if missing := [name for name in (*_OF_THE_EXTRA, "xllamacpp") if find_spec(name) is None]:
         return _fail(missing_extra(missing, "web", "demo"))
     from . import commands  # noqa: PLC0415
 
     if once is not None:
         logging.getLogger().setLevel(logging.WARNING)  # the answer is what was asked for
-    if port is None:
-        port = 8000 if once is None else 0
-    return commands.demo(prompt=once, model=model, slots=slots, host=host, port=port, insecure=insecure)
+        flags.setdefault("port", "0")
+    return commands.demo(prompt=once, model=model, flags=flags)
 
 
 def _fetch_model() -> int:
@@ -170,12 +163,13 @@ def _parser() -> _Parser:
     key.set_defaults(run=_new_key)
 
     about = "run a small language model and the gateway in front of it"
-    demo = commands.add_parser("demo", help=about, description=_sentence(about))
+    demo = commands.add_parser("demo", help=about, description=f"{_sentence(about)} {_ABOUT_DEMO}")
     demo.set_defaults(run=_demo)
     demo.add_argument("--host", help="address to listen on (127.0.0.1)")
-    demo.add_argument("--port", type=int, help="port to listen on, 0 = any free one (8000)")
-    demo.add_argument("--insecure", action="store_true", help="listen where others reach it, without keys")
-    demo.add_argument("--slots", type=_count, metavar="N", help="slots of the model (4)")
+    demo.add_argument("--port", help="port to listen on, 0 = any free one (8000)")
+    about = "listen where others reach it, without keys"
+    demo.add_argument("--insecure", action="store_const", const="on", help=about)
+    demo.add_argument("--slots", metavar="N", help="slots of the model (4)")
     demo.add_argument("--model", type=Path, metavar="PATH", help="a GGUF file (SmolLM2-135M-Instruct)")
     demo.add_argument(
         "--once", type=_prompt, metavar="PROMPT", help="print one answer and exit; the port is any free one"
@@ -195,12 +189,6 @@ def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
         group.add_argument(option.flag, action="store_const", const="on", help=text)
     else:
         group.add_argument(option.flag, metavar=option.metavar, help=text)
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
-    return int(text)
 
 
 def _prompt(text: str) -> str:

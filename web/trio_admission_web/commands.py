@@ -101,12 +101,19 @@ async def _reload_on_hangup(app: App, read_again: Callable[[], Settings]) -> Non
             log.info("reloaded: %d API keys", len(settings.keys))
 
 
-def demo(*, prompt: str | None, model: Path | None, slots: int, host: str, port: int, insecure: bool) -> int:
+def demo(*, prompt: str | None, model: Path | None, flags: Mapping[str, str]) -> int:
     """Run engine and gateway until a signal, or until one prompt is answered; return the exit status.
 
     Progress goes to stderr, and the answer alone to stdout. A failure is one sentence on stderr.
+
+    Args:
+        prompt: What to answer.
+        model: A GGUF file; None = the demo's model, which is downloaded if it is missing.
+        flags: As for `configuration.load`.
+
+    Raises:
+        ConfigurationError: Something is wrong with the flags, or with the variables that count here.
     """
-    flags = {"slots": str(slots), "host": host, "port": str(port)} | ({"insecure": "on"} if insecure else {})
     # Whoever has started this looks on: the first start that fails is the end, and is told once, by us.
     supervision_log.addFilter(_is_no_error)
     try:
@@ -135,6 +142,7 @@ async def _demo(prompt: str | None, model: Path | None, flags: Mapping[str, str]
                     app,
                     host=settings.host,
                     port=settings.port,
+                    shutdown_deadline=settings.shutdown_deadline,
                     drain=drain,
                     cut_off=app.gateway.cut_off,
                     task_status=task_status,
@@ -165,10 +173,8 @@ async def _end_with(condition: Condition) -> None:
 
 
 def _demo_app(model: Path | None, flags: Mapping[str, str]) -> tuple[App, Settings]:
-    """Make the application with the engine as its only backend, whatever the environment says of backends."""
-    if model is None:
-        _fetch_if_missing()
-    others = {CONFIG, *(option.in_environment for option in BACKEND)}
+    """Make the application with the engine as its only backend, whose slots alone the environment may say."""
+    others = {CONFIG, *(option.in_environment for option in BACKEND if option.name != "slots")}
     try:
         settings = load(
             environ={name: text for name, text in os.environ.items() if name not in others},
@@ -176,6 +182,8 @@ def _demo_app(model: Path | None, flags: Mapping[str, str]) -> tuple[App, Settin
         )
     except ConfigurationError as error:
         raise ConfigurationError(each.replace(EXPOSED, _EXPOSED) for each in error.mistakes) from error
+    if model is None:
+        _fetch_if_missing()
     return create_app(settings, progress=_say, patience=Patience(failed_starts=1)), settings
 
 
