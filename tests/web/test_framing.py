@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given, strategies as st
 
+from tests.support.gateway import CHAT, call, chat, gateway
+from trio_admission.testing.fake_llama_server import FakeLlamaServer, Raw
 from trio_admission_web.framing import ChunkedBody, FramingError, SizedBody, UnframedBody, body_of
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
 
 PIECES = st.lists(st.binary(min_size=1, max_size=12), max_size=6)
 CUTS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
@@ -19,7 +26,7 @@ def chunked(pieces: list[bytes], extension: bytes = b"", trailers: bytes = b"") 
 def feed(body: ChunkedBody, data: bytes, cuts: list[int]) -> bytes:
     """Feed it in pieces of these sizes, the last one again and again."""
     read, at, left = b"", 0, list(cuts)
-    while at < len(data):
+    while not body.ended and at < len(data):
         size = left.pop(0) if len(left) > 1 else left[0]
         read += body.feed(data[at : at + size])
         at += size
@@ -82,6 +89,33 @@ def test_what_is_no_chunk_is_refused(wrong: bytes, cut: int) -> None:
     begin = max(len(wrong) - 5_000, cut)  # a line is looked at again with each piece
     with pytest.raises(FramingError):
         feed(ChunkedBody(), wrong, [begin, cut])
+
+
+@given(PIECES, st.sampled_from([b"x\r\n", b"\r\n", b"-1\r\n", b"5_0\r\n"]), CUTS)
+def test_what_came_whole_before_a_fault_is_body_however_it_is_cut(
+    pieces: list[bytes], wrong: bytes, cuts: list[int]
+) -> None:
+    data, body, read = chunked(pieces).removesuffix(b"0\r\n\r\n") + wrong, ChunkedBody(), b""
+    with pytest.raises(FramingError):
+        while not body.ended:
+            size = cuts.pop(0) if len(cuts) > 1 else cuts[0]
+            read += body.feed(data[:size])
+            data = data[size:]
+    assert read == b"".join(pieces)
+    with pytest.raises(FramingError):
+        body.end()
+
+
+async def test_events_that_came_whole_reach_the_client_before_it_is_told(autojump_clock: MockClock) -> None:
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"sky"}}]}\n\n'
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    llama = FakeLlamaServer()
+    llama.script(Raw(head + b"%x\r\n%s\r\nx\r\n" % (len(event), event)))  # and leaves the connection open
+    async with gateway(llama) as app:
+        reply = await call(app, CHAT, chat(stream=True))
+    assert (reply.status, reply.seconds) == (200, 0)
+    assert reply.body.startswith(event)
+    assert b'"bad_gateway"' in reply.body.removeprefix(event)
 
 
 @given(PIECES, st.integers(0, 80))

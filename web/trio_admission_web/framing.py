@@ -25,7 +25,10 @@ class Body(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of what may still come belongs to it."""
+        """Whether nothing of what may still come belongs to it.
+
+        Raises `FramingError`, if what came behind the bytes that `feed` returned last is no body.
+        """
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the connection and return what of them is body. Raises `FramingError`."""
@@ -88,17 +91,39 @@ class ChunkedBody:
     """A body in chunks. Their extensions and the trailers are dropped."""
 
     def __init__(self) -> None:
-        self.ended = False
+        self._ended = False
+        self._fault: FramingError | None = None
         self._rest = b""  # the beginning of a line
         self._missing = 0  # bytes of a chunk, its line end included
         self._in_trailers = False
 
+    @property
+    def ended(self) -> bool:
+        """See `Body`."""
+        if self._fault:
+            raise self._fault
+        return self._ended
+
     def feed(self, data: bytes) -> bytes:
         """See `Body`."""
-        data, self._rest = self._rest + data, b""
         pieces: list[bytes] = []
+        try:
+            self._take(data, pieces)
+        except FramingError as fault:
+            if not any(pieces):
+                raise
+            self._fault = fault  # what came whole is body, whatever else the same read has brought
+        return b"".join(pieces)
+
+    def end(self) -> None:
+        """See `Body`."""
+        if not self.ended:
+            raise FramingError("the last chunk is missing")
+
+    def _take(self, data: bytes, pieces: list[bytes]) -> None:
+        data, self._rest = self._rest + data, b""
         at = self._take_chunk(data, 0, self._missing, pieces) if self._missing else 0
-        while at < len(data) and not self.ended:
+        while at < len(data) and not self._ended:
             if self._in_trailers:
                 at = self._skip_trailer(data, at)
             elif line := _SIZE.match(data, at):
@@ -109,12 +134,6 @@ class ChunkedBody:
                     self._in_trailers = True
             else:
                 at = self._keep(data, at)
-        return b"".join(pieces)
-
-    def end(self) -> None:
-        """See `Body`."""
-        if not self.ended:
-            raise FramingError("the last chunk is missing")
 
     def _take_chunk(self, data: bytes, at: int, size: int, pieces: list[bytes]) -> int:
         """Take ``size`` bytes, of which the last two are a line end, as far as they are there."""
@@ -130,7 +149,7 @@ class ChunkedBody:
         end = data.find(b"\r\n", at)
         if end < 0:
             return self._keep(data, at)
-        self.ended = end == at
+        self._ended = end == at
         return end + 2
 
     def _keep(self, data: bytes, at: int) -> int:
