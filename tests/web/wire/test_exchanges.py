@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import BOM_UTF8
 from contextlib import suppress
 from itertools import pairwise
 
@@ -63,6 +64,18 @@ def test_the_events_make_the_answer_at_every_cut(dialect: Dialect) -> None:
     for cut in range(0, len(stream), 7):
         exchange = dialect.exchange(stream=False)
         assert exchange.relay(stream[:cut]) + exchange.relay(stream[cut:]) == b""
+        assert json.loads(exchange.answer()) == dialect.answer
+
+
+@every_dialect
+def test_a_stream_may_begin_with_a_byte_order_mark(dialect: Dialect) -> None:
+    stream = BOM_UTF8 + dialect.stream
+    for cut in range(6):
+        exchange = dialect.exchange(stream=True)
+        assert exchange.relay(stream[:cut]) + exchange.relay(stream[cut:]) == stream
+        exchange = dialect.exchange(stream=False)
+        exchange.relay(stream[:cut])
+        exchange.relay(stream[cut:])
         assert json.loads(exchange.answer()) == dialect.answer
 
 

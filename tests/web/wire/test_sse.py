@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from codecs import BOM_UTF8
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -24,14 +25,15 @@ LINES = [
 ENDS = [b"\n", b"\r", b"\r\n"]
 
 lines = st.lists(st.tuples(st.sampled_from(LINES), st.sampled_from(ENDS)), max_size=20)
-streams = lines.map(lambda pairs: b"".join(line + end for line, end in pairs))
+marks = st.sampled_from([b"", BOM_UTF8])
+streams = st.builds(lambda mark, pairs: mark + b"".join(line + end for line, end in pairs), marks, lines)
 
 
 def events_by_the_book(stream: bytes) -> list[dict[bytes, bytes]]:
     """The events of a stream as the HTML standard reads them, line by line."""
     events: list[dict[bytes, bytes]] = []
     fields: dict[bytes, list[bytes]] = {}
-    for line in re.split(rb"\r\n|\r|\n", stream)[:-1]:
+    for line in re.split(rb"\r\n|\r|\n", stream.removeprefix(BOM_UTF8))[:-1]:
         if not line:
             if fields:
                 events.append({name: b"\n".join(values) for name, values in fields.items()})
@@ -52,6 +54,7 @@ def read(events: bytes) -> list[dict[bytes, bytes]]:
 
 
 @settings(deadline=None)
+@example(BOM_UTF8 + b"data: x\n\n", [1, 2])
 @example(b":\r\rdata: x\r\n", [11])  # the LF of a CR LF that was cut, after an event that a CR had ended
 @given(streams, st.lists(st.integers(0, 200), max_size=6))
 def test_however_a_stream_is_cut_its_bytes_and_events_are_the_same(stream: bytes, cuts: list[int]) -> None:

@@ -1,12 +1,13 @@
 """Server-sent events as bytes: where events end, and what is in one.
 
 A stream is cut only between events and is otherwise left alone: line ends (LF, CRLF, lone CR, mixed),
-comments and broken UTF-8 pass as they came.
+comments, broken UTF-8 and a byte order mark pass as they came.
 """
 
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from typing import TYPE_CHECKING
 
 from trio_admission_web.problems import ProblemError, bad_gateway
@@ -88,11 +89,14 @@ def split_events(events: bytes) -> Iterator[bytes]:
 
 
 def read_fields(event: bytes) -> dict[bytes, bytes]:
-    """The fields of one event; the values of a field that stands several times are joined by LF."""
+    """The fields of one event; the values of a field that stands several times are joined by LF.
+
+    The byte order mark with which a stream may begin is no part of the first event's first name.
+    """
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and event.find(b"\r") < 0:
         return {b"data": event[6:-2]}
     fields: dict[bytes, bytes] = {}
-    for line in _LINE_END.split(event):
+    for line in _LINE_END.split(event.removeprefix(BOM_UTF8)):
         name, _, value = line.partition(b":")
         if name:  # a comment has no name
             value = value.removeprefix(b" ")
