@@ -136,6 +136,20 @@ async def cancelled(app: App, name: str, *, by: str) -> int:
     return (await call(app, f"/admission/requests/{name}", method="DELETE", headers=shown(by))).status
 
 
+async def test_a_request_can_be_cancelled_while_its_body_is_on_its_way(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer(total_slots=1, words=1, interval=0.1)
+    headers = {"X-Request-Id": "it", **shown("ada")}
+    async with gateway(server, keys=(ADA, BEN)) as app, connect(app, CHAT, headers=headers) as uploading:
+        await uploading.send(b'{"messages": [')
+        await wait_all_tasks_blocked()
+        assert await cancelled(app, "it", by="ben") == 404
+        assert await cancelled(app, "it", by="ada") == 200
+        assert json.loads(await uploading.receive())["error"]["code"] == "cancelled"
+        assert uploading.status_code == 499
+        assert await cancelled(app, "it", by="ada") == 404
+    assert server.total == 0
+
+
 async def test_a_key_has_so_many_requests_here_and_no_more(autojump_clock: MockClock) -> None:
     server = FakeLlamaServer(total_slots=4, words=1, interval=9.0)
     statuses: list[int] = []

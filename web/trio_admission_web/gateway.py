@@ -11,13 +11,13 @@ from . import problems
 from .condition import AWAY_RETRY
 from .keys import KeyRing
 from .metrics import Metrics
-from .problems import ProblemError
 from .resumes import Resumes
 from .routing import Directory
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from .arrival import Arrival
     from .backend import Backend
     from .passage import Passage
     from .settings import Settings
@@ -55,7 +55,7 @@ class Gateway:
         self.resumes = Resumes()
         self.draining = False
         self._is_cut_off = False
-        self._receiving: set[trio.CancelScope] = set()
+        self.arrivals: set[Arrival] = set()
         self._received = trio.Event()
 
     @property
@@ -67,6 +67,11 @@ class Gateway:
     def outcome_of_cut(self) -> str:
         """What has become of a request that nothing in here has ended."""
         return "stopped" if self._is_cut_off else "client_gone"
+
+    @property
+    def requests(self) -> list[Arrival | Passage]:
+        """All that are here, those whose body is still on its way included."""
+        return [*self.arrivals, *self.passages]
 
     def line(self, backend: Backend) -> list[Passage]:
         """Return the passages that wait for a slot of a backend, next first."""
@@ -112,20 +117,18 @@ class Gateway:
         self.settings = replace(settings, **{name: getattr(old, name) for name in _FIXED})
         return [name for name in _FIXED if getattr(settings, name) != getattr(old, name)]
 
-    async def receive(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
+    async def receive(self, arrival: Arrival, read: Callable[[], Awaitable[bytes]]) -> bytes:
         """Read a request's body. A drain waits for that too.
 
         Raises:
-            ProblemError: `draining`, when a drain has run out of time.
+            ProblemError: `draining`, when a drain has run out of time; `cancelled`.
         """
-        with trio.CancelScope() as scope:
-            self._receiving.add(scope)
-            try:
-                return await read()
-            finally:
-                self._receiving.discard(scope)
-                self._received.set()
-        raise ProblemError(problems.draining(retry_after=DRAIN_RETRY))
+        self.arrivals.add(arrival)
+        try:
+            return await arrival.body(read)
+        finally:
+            self.arrivals.discard(arrival)
+            self._received.set()
 
     async def drain(self) -> None:
         """Refuse newcomers from now on; block until everybody who is here has been served.
@@ -135,7 +138,7 @@ class Gateway:
         """
         self.draining = True
         try:
-            while self._receiving:
+            while self.arrivals:
                 self._received = trio.Event()
                 await self._received.wait()
             for backend in self.backends.values():
@@ -145,9 +148,7 @@ class Gateway:
         except trio.Cancelled:
             if self._is_cut_off:
                 raise
-            for scope in self._receiving:
-                scope.cancel()
-            for each in self.passages:
+            for each in self.requests:
                 each.cancel(problems.draining(retry_after=DRAIN_RETRY))
             for backend in self.backends.values():
                 backend.hurry()

@@ -20,6 +20,7 @@ from .upstream import LostError, passed_on
 if TYPE_CHECKING:
     from quart import Quart
 
+    from .arrival import Arrival
     from .backend import Backend
     from .gateway import Gateway
     from .passage import Passage
@@ -98,7 +99,7 @@ def _view(gateway: Gateway, backend: Backend) -> dict[str, Any]:
 
 
 async def _cancel(gateway: Gateway, name: str) -> Response:
-    found = [each for each in gateway.passages if each.id == name and _is_own(each)]
+    found = [each for each in gateway.requests if each.id == name and _is_own(each)]
     if not found:
         raise ProblemError(problems.not_found())
     for each in found:  # clients choose their ids, so two may have chosen the same
@@ -106,8 +107,8 @@ async def _cancel(gateway: Gateway, name: str) -> Response:
     return json_response({"id": name, "cancelled": len(found)})
 
 
-def _is_own(passage: Passage) -> bool:
-    return is_admin() or passage.flow == g.key.flow
+def _is_own(each: Arrival | Passage) -> bool:
+    return is_admin() or each.flow == g.key.flow
 
 
 async def _look(gateway: Gateway, path: str) -> Response:

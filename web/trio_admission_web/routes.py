@@ -15,6 +15,7 @@ from werkzeug.exceptions import HTTPException
 
 from . import problems
 from .access import identify
+from .arrival import Arrival
 from .cors import add_cors
 from .gateway import DRAIN_RETRY
 from .logs import tell
@@ -243,7 +244,8 @@ class _Drain(ResponseBody):
 
 async def _body(gateway: Gateway) -> bytes:
     # Not kept by the request: a body can be large, and its request may wait for long.
-    return await gateway.receive(partial(request.get_data, cache=False, as_text=False, parse_form_data=False))
+    read = partial(request.get_data, cache=False, as_text=False, parse_form_data=False)
+    return await gateway.receive(Arrival(g.request_id, g.key.flow if g.key is not None else ""), read)
 
 
 def _upstream_headers() -> list[Header]:
