@@ -9,7 +9,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from trio_admission_web.problems import Problem, ProblemError
 from trio_admission_web.wire import body
-from trio_admission_web.wire.body import MAX_DEPTH, read_object
+from trio_admission_web.wire.body import MAX_DEPTH, MAX_VALUES, read_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,6 +90,16 @@ def test_nesting_has_a_limit(opening: bytes, closing: bytes) -> None:
     message = "The body is nested more than 128 levels deep."
     assert refusal(lambda: read_object(nested(MAX_DEPTH + 1))) == (message, None)
     assert refusal(lambda: read_object(nested(100_000))) == (message, None)
+
+
+@pytest.mark.parametrize("value", [b"1", b"[]", b"[[[]]]", b'{"a":[]}', b'{"a":1,"b":1}'])
+def test_the_number_of_values_has_a_limit_and_no_more_are_read(value: bytes) -> None:
+    each = sum(value.count(byte) for byte in b",[{") + 1  # the comma behind it
+    most = (MAX_VALUES - 2) // each
+    values = b",".join([value] * most)
+    assert len(read_object(b'{"a":[' + values + b"]}")["a"]) == most
+    message = "The body has more than 1,000,000 values (commas and opening brackets, those in texts too)."
+    assert refusal(lambda: read_object(b'{"a":[' + values + b",[],[] this is no JSON")) == (message, None)
 
 
 @settings(deadline=None)

@@ -14,14 +14,21 @@ if TYPE_CHECKING:
 MAX_DEPTH = 128
 """Levels of nesting that a body may have; the backend recurses over them, and too many can end it."""
 
+MAX_VALUES = 1_000_000
+"""Values that a body may have. Nothing else runs while they are read, which takes about a second."""
+
 
 def read_object(raw: bytes) -> dict[str, Any]:
     """Read a body that must be one JSON object.
 
     Raises:
         ProblemError: `invalid_request`, for anything else, and for what JSON readers do not agree on: no
-            UTF-8, NaN or Infinity, a name that stands twice in one object, more than `MAX_DEPTH` levels.
+            UTF-8, NaN or Infinity, a name that stands twice in one object, more than `MAX_DEPTH` levels;
+            also for more than `MAX_VALUES` commas and opening brackets, those in texts included.
     """
+    # Without reading it: whatever is not the first in its list or object has a comma before it.
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        _refuse(_TOO_MANY)
     try:
         value = _decoder.decode(raw.decode())
     except UnicodeDecodeError:
@@ -116,6 +123,7 @@ def read_list(body: Mapping[str, Any], name: str) -> list[Any]:
 
 
 _TOO_DEEP = f"The body is nested more than {MAX_DEPTH} levels deep."
+_TOO_MANY = f"The body has more than {MAX_VALUES:,} values (commas and opening brackets, those in texts too)."
 
 
 _TOO_LARGE = 2**31
