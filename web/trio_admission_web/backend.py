@@ -39,10 +39,15 @@ log: Final = logging.getLogger(__name__)
 _USUAL_PAUSE: Final = 10.0
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 5.0
-# llama-server notices a lost client at its next token, but a batch of a prompt it finishes first.
-_NOTICE: Final = 0.15
-# Asked more often, it would not notice that others have gone whose answer is not streamed.
-_BETWEEN_LOOKS: Final = 2.0
+# llama-server notices a lost client at its next token, but a batch of a prompt it finishes first. Asked at
+# once, it could also not have begun with what is on its way to it.
+_NOTICE: Final = 0.05
+# Before the second look at a slot that is still busy, and the most before any later one: asked more often for
+# long, it would not notice that others have gone whose answer is not streamed.
+_SECOND_LOOK: Final = 0.1
+_LATER_LOOKS: Final = 2.0
+# However many leave, there is one look at a time and so much between two.
+_BETWEEN_LOOKS: Final = 0.1
 _LONGEST_SETTLING: Final = 30.0
 
 
@@ -107,6 +112,7 @@ class Backend:
         self._has_line = admission.enabled
         self._looking = trio.Lock()
         self._settling: dict[trio.CancelScope, int] = {}  # -> its slots
+        self._looked = trio.Event()  # at the slots; another one for each look
         self._looks = 0
         self._looked_at = -math.inf
         self._busy: frozenset[int] = frozenset()
@@ -223,8 +229,14 @@ class Backend:
         with trio.move_on_after(_LONGEST_SETTLING, shield=True) as scope:
             self._settling[scope] = slots
             await trio.sleep(_NOTICE)
-            while await self._is_busy_beyond_leases():
-                pass
+            await self._look_at_slots()
+            pause = _SECOND_LOOK
+            while len(self._busy) > self.pool.statistics().held - sum(self._settling.values()):
+                with trio.move_on_after(pause) as alone:
+                    await self._looked.wait()  # what somebody else sees will do
+                if alone.cancelled_caught:
+                    await self._look_at_slots()
+                pause = min(2 * pause, _LATER_LOOKS)
         del self._settling[scope]
 
     def retire(self) -> None:
@@ -288,8 +300,8 @@ class Backend:
         if self._tokens.is_kept and self.settings.kv_tokens is None and self.context is not None:
             self.pool.resize(kv_tokens=self.context)
 
-    async def _is_busy_beyond_leases(self) -> bool:
-        """Whether more slots are busy than are held by those who are not in `settled`."""
+    async def _look_at_slots(self) -> None:
+        """Ask which slots are busy, or wait for an answer to somebody who asks later than now."""
         before = self._looks
         async with self._looking:
             if self._looks == before:  # else somebody has begun to look since, for all who wait here
@@ -297,7 +309,8 @@ class Backend:
                 self._looks += 1
                 self._looked_at = trio.current_time()
                 self._busy = await busy_slots(self.upstream)
-        return len(self._busy) > self.pool.statistics().held - sum(self._settling.values())
+                self._looked.set()
+                self._looked = trio.Event()
 
     def _note(self, topic: str, level: int, news: str) -> None:
         """Log it, unless it is what was said last of this."""

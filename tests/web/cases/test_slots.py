@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.gateway import CHAT, Reply, call, chat, connect, gateway
 from tests.support.generation import ASKS, MESSAGES, ROUTES, STREAM, Ask
+from tests.support.raw_client import RawClient
+from tests.support.serving import until
+from tests.support.stage import stage
 from trio_admission import AdmissionConfig
 from trio_admission.testing.fake_llama_server import FakeLlamaServer, Script
 
@@ -31,6 +35,11 @@ def held(app: App) -> int:
     return app.gateway.backend.pool.statistics().held
 
 
+async def reset(client: RawClient) -> None:
+    await trio.lowlevel.checkpoint()
+    client.reset()
+
+
 def metric(text: str, name: str) -> list[float]:
     return [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name)]
 
@@ -41,13 +50,60 @@ async def test_a1_clients_that_leave_in_the_middle_never_use_up_the_slots(
     autojump_clock: MockClock, ask: Ask, *, stream: bool
 ) -> None:
     llama = server(words=100)
-    async with gateway(llama, admission=NO_WAIT) as app:
-        for _ in range(15):
-            left = await call(app, ask.path, ask.body | {"stream": stream}, leave_after=0.35)
-            assert left.status == (200 if stream else 0)
+    left: list[Reply] = []
+    async with gateway(llama, admission=NO_WAIT) as app, trio.open_nursery() as nursery:
+
+        async def leave() -> None:
+            left.append(await call(app, ask.path, ask.body | {"stream": stream}, leave_after=0.35))
+
+        for _ in range(50):
+            nursery.start_soon(leave)
+            await trio.sleep(0.35 + 0.3)
         llama.script(Script(tokens=1))
         assert (await call(app, ask.path, ask.body)).status == 200
-    assert (llama.total, llama.max_in_flight) == (16, 1)
+    assert [each.status for each in left] == [200 if stream else 0] * 50
+    assert (llama.total, llama.max_in_flight) == (51, 1)
+
+
+@ROUTES
+async def test_a1_a_slot_is_free_soon_after_its_client_has_left_by_fin_or_rst(ask: Ask) -> None:
+    async with stage(server(words=10_000, interval=0.02), admission=NO_WAIT) as both:
+        for leave in (RawClient.close, reset, RawClient.close, reset):
+            async with both.server.client() as client:
+                await client.request("POST", ask.path, ask.body | {"stream": True})
+                answer = await client.read_head()
+                assert answer.status == 200
+                await client.read_events(answer, 3)
+                await leave(client)
+            await until(lambda: both.counts == (0, 0), seconds=1.0)
+
+
+async def test_a1_many_who_leave_at_once_are_no_storm_of_looks(autojump_clock: MockClock) -> None:
+    llama = server(16, words=100, interval=1.0)
+    async with gateway(llama, admission=NO_WAIT) as app, trio.open_nursery() as nursery:
+        start = trio.current_time()
+        for number in range(16):
+            nursery.start_soon(partial(call, app, CHAT, chat(stream=True), leave_after=1.5 + number / 100))
+        await trio.sleep(2.5)
+        assert held(app) == 0
+    looks = [
+        each.arrived - start for each in llama.requests if each.path == "/slots" and each.arrived > start
+    ]
+    assert len(looks) <= 8
+    assert min(later - sooner for sooner, later in pairwise(looks)) >= 0.099
+
+
+async def test_a1_a_slot_that_stays_busy_is_looked_at_rarely(
+    autojump_clock: MockClock,
+) -> None:
+    llama = server(prefill=25.0)
+    async with gateway(llama, admission=NO_WAIT) as app, trio.open_nursery() as nursery:
+        start = trio.current_time()
+        nursery.start_soon(partial(call, app, CHAT, chat(stream=True), leave_after=1.0))
+        await trio.sleep(20)
+        looks = [each.arrived - start for each in llama.requests if each.path == "/slots"]
+        assert 5 <= sum(each > 5 for each in looks) <= 10  # two of them see to whether it is wedged
+        assert held(app) == 1
 
 
 @STREAM
