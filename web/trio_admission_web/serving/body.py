@@ -6,7 +6,7 @@ after the whole body is in memory, and not at all if no view reads it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from quart_trio.wrappers import TrioRequest
@@ -14,7 +14,10 @@ from quart_trio.wrappers.request import TrioBody
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Awaitable, Callable, Generator
+
+# In the state of a request's ASGI scope: what tells the client that its body is wanted, if it waits for that.
+WANTED: Final = "body_wanted"
 
 
 class BoundedBody(TrioBody):
@@ -22,6 +25,9 @@ class BoundedBody(TrioBody):
 
     Whoever reads it gets the error of `fail`, or a 413 as soon as the body is known to be too long; what
     arrives after that is thrown away.
+
+    Attributes:
+        wanted: Is called once, when somebody has to wait for the body; None = nobody needs to know.
     """
 
     def __init__(self, expected_content_length: int | None, max_content_length: int | None) -> None:
@@ -33,6 +39,7 @@ class BoundedBody(TrioBody):
         self._ended = False
         self._error: HTTPException | None = None
         self._readers = trio.lowlevel.ParkingLot()
+        self.wanted: Callable[[], Awaitable[None]] | None = None
         if expected_content_length is not None:
             self._check(expected_content_length)
 
@@ -99,7 +106,11 @@ class BoundedBody(TrioBody):
 
     async def _wait(self) -> None:
         self._raise_error()
-        await self._readers.park()
+        if self.wanted is None:
+            await self._readers.park()
+        else:
+            tell, self.wanted = self.wanted, None
+            await tell()  # meanwhile the body may have come: nobody parks without another look
 
     def _raise_error(self) -> None:
         if self._error is not None:

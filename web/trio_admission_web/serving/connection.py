@@ -10,6 +10,8 @@ from hypercorn.typing import ConnectionState
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import RequestTimeout
 
+from .body import WANTED
+
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
     from quart import Request
@@ -53,6 +55,9 @@ class RequestConnection(TrioASGIHTTPConnection):
             return
         # One deadline, from here: Quart's own counts from the first read, and iteration has none.
         body_timeout, request.body_timeout = request.body_timeout, None
+        state = self.scope.setdefault("state", ConnectionState({}))
+        body = cast("BoundedBody", request.body)
+        body.wanted = state.pop(WANTED, None)
         answered = False
 
         async def send_noting_the_end(message: ASGISendEvent) -> None:
@@ -61,7 +66,7 @@ class RequestConnection(TrioASGIHTTPConnection):
             await send(message)
 
         async def watch_client() -> None:
-            await _until_gone(cast("BoundedBody", request.body), body_timeout, receive)
+            await _until_gone(body, body_timeout, receive)
             # Hypercorn says this at the end of each answer, from inside the last send. To cancel that send
             # would leave a connection that is kept alive without its idle timer.
             if not answered:
@@ -70,7 +75,7 @@ class RequestConnection(TrioASGIHTTPConnection):
 
         async with trio.open_nursery() as nursery:
             owned = RequestScope(nursery)
-            self.scope.setdefault("state", ConnectionState({}))[STATE_KEY] = owned
+            state[STATE_KEY] = owned
             nursery.start_soon(watch_client)
             await self.handle_request(nursery, request, send_noting_the_end)
 

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 import h11
 import trio
 from h11._receivebuffer import ReceiveBuffer
-from hypercorn.events import Event, RawData
-from hypercorn.protocol.events import Body, Response
-from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.events import Body, EndBody, Response
+from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
+from hypercorn.typing import ConnectionState
 
+from .body import WANTED
 from .transport import HangUp
 
 if TYPE_CHECKING:
@@ -110,6 +112,7 @@ class HTTP1Protocol(H11Protocol):
         super().__init__(*args)
         self.connection: h11.Connection = PlainConnection(self.config.h11_max_incomplete_size)
         self.connection.may_be_preface = not self.ssl  # there it has been agreed on
+        self.connection_state = ConnectionState({**self.connection_state, WANTED: self._ask_for_body})
         self._parsing = trio.Lock()  # held by the reader, or by who goes on with what was sent ahead
         self._overrun = False  # bytes that came ahead had to be thrown away
         self._head = b""  # of an answer, whose body is next
@@ -161,8 +164,29 @@ class HTTP1Protocol(H11Protocol):
     def _sent_ahead(self) -> int:
         return len(self.connection.trailing_data[0])
 
-    async def _check_protocol(self, event: h11.Request) -> None:
-        """Look for no upgrade: there is none, as `PlainConnection` sees to."""
+    async def _handle_events(self) -> None:
+        """Act on what has come. Unlike Hypercorn's, this invites no body that the answer may not wait for."""
+        while True:
+            try:
+                event = self.connection.next_event()
+            except h11.RemoteProtocolError as error:
+                if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+                    await self._send_error_response(error.error_status_hint)
+                await self.send(Closed())
+                return
+            if isinstance(event, h11.Request):
+                await self.send(Updated(idle=False))
+                await self._create_stream(event)
+            elif isinstance(event, h11.Data) and self.stream is not None:
+                await self.stream.handle(Body(stream_id=STREAM_ID, data=event.data))
+            elif isinstance(event, h11.EndOfMessage) and self.stream is not None:
+                await self.stream.handle(EndBody(stream_id=STREAM_ID))
+            else:
+                return
+
+    async def _ask_for_body(self) -> None:
+        if self.connection.they_are_waiting_for_100_continue:
+            await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
 
     async def _maybe_recycle(self) -> None:
         if self.connection.their_state is h11.SEND_BODY or self._overrun:

@@ -26,8 +26,10 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, Response, StreamClosed
+from hypercorn.typing import ConnectionState
 
 from . import transport
+from .body import WANTED
 from .http2_connection import Connection, Patience, read_head
 from .http2_outlet import AHEAD, Outlet
 from .http2_stream import RequestStream
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from h2.events import Event as FrameEvent
     from hypercorn.config import Config
     from hypercorn.protocol.events import Event as StreamEvent
-    from hypercorn.typing import AppWrapper, ConnectionState, WorkerContext
+    from hypercorn.typing import AppWrapper, WorkerContext
 
     from .http2_connection import Header
     from .transport import RequestTasks
@@ -117,6 +119,7 @@ class HTTP2Protocol:
         elif not self._connection.is_open(number) or number not in self._streams:
             pass
         elif isinstance(event, Response):
+            self._streams[number].has_begun = True
             self._send_head(number, event.status_code, event.headers)
         elif isinstance(event, Body):
             if not await self._outlet.send_body(number, event.data):
@@ -181,15 +184,22 @@ class HTTP2Protocol:
             self._hear_out(number)
             return
         method, target = head
+        state = self._state
         if not complete and (b"expect", b"100-continue") in headers:
-            self._connection.send_headers(number, [(b":status", b"100")])
+            state = ConnectionState({**state, WANTED: partial(self._ask_for_body, number)})
         give_back = partial(self._give_back, number)
         stream = self._streams[number] = self._make_stream(stream_id=number, give_back=give_back)
         await self._send(Updated(idle=False))
-        await stream.begin(method, target, headers, self._state)
+        await stream.begin(method, target, headers, state)
         if stream.closed:  # Hypercorn has answered: it is not for this server's name
             await self._finish(number)
         await self._context.mark_request()
+
+    async def _ask_for_body(self, number: int) -> None:
+        stream = self._streams.get(number)
+        if stream is not None and not stream.has_begun and self._connection.is_open(number):
+            self._connection.send_headers(number, [(b":status", b"100")])
+            self._outlet.flush()
 
     async def _take_body(self, event: DataReceived) -> None:
         stream = self._streams.get(event.stream_id)

@@ -79,6 +79,7 @@ class RequestStream(HTTPStream):
     """Hypercorn's request, fed by an inbox.
 
     Attributes:
+        has_begun: Whether the head of the answer has been sent.
         answered: Whether the whole answer has been sent.
         sender: Where the one who sends the answer waits for room.
     """
@@ -87,6 +88,7 @@ class RequestStream(HTTPStream):
         super().__init__(task_group=cast("TaskGroup", self), **parts)
         self._tasks = tasks
         self._inbox = Inbox(give_back)
+        self.has_begun = False
         self.answered = False
         self.sender = trio.lowlevel.ParkingLot()
 
