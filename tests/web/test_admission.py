@@ -603,9 +603,14 @@ async def test_the_backends_refusal_of_a_stream_that_has_begun_is_told_inside_it
 LOST = {
     "reset": Raw(End.RESET),
     "closed": Raw(End.CLOSE),
+}
+BROKEN = {
     "no HTTP": Raw(b"SSH-2.0-OpenSSH_9.6\r\n", End.CLOSE),
+    "half a status": Raw(b"HTTP/1.1 200", 0.1, End.RESET),
+    "a hint": Raw(b"HTTP/1.1 103 Early Hints\r\n\r\n", 0.1, End.RESET),
     "half a head": Raw(b"HTTP/1.1 200 OK\r\nContent-Ty", End.CLOSE),
-    "no event": Raw.stream(End.RESET),
+    "no event": Raw.stream(End.CLOSE),
+    "no event, reset": Raw.stream(0.1, End.RESET),
     "cut json": Raw.answer(200, b"{}", content_length=9).then(End.CLOSE),
 }
 
@@ -634,6 +639,21 @@ async def test_a_connection_lost_twice_is_a_bad_gateway(autojump_clock: MockCloc
         assert server.total == 2
     assert (reply.status, reply.error["code"]) == (502, "bad_gateway")
     assert "llama.test" not in reply.body.decode()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reply_", BROKEN.values(), ids=BROKEN.keys())
+async def test_nothing_is_sent_again_of_which_a_byte_was_answered(
+    autojump_clock: MockClock, reply_: Raw, *, stream: bool
+) -> None:
+    server = FakeLlamaServer()
+    async with gateway(server) as app:
+        server.script(reply_)
+        reply = await call(app, CHAT, chat(stream=stream))
+        assert server.total == 1
+        assert (await call(app, CHAT, chat(stream=stream))).status == 200
+    assert b'"bad_gateway"' in reply.body
+    assert stream or reply.status == 502
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -92,7 +92,8 @@ async def test_a_line_goes_on_in_its_old_order_when_the_server_is_back(autojump_
 
 
 async def test_a_request_without_a_byte_keeps_its_slot_and_is_sent_again(autojump_clock: MockClock) -> None:
-    llama = server(prefill=10.0)
+    llama = server()
+    llama.script(Raw(End.SILENCE))
     async with gateway(llama) as app:
         async with trio.open_nursery() as nursery:
             asked = Asked(app, nursery)
@@ -127,6 +128,7 @@ async def test_a_server_that_comes_back_smaller_is_sent_no_more_than_it_takes(
 
 async def test_who_is_in_the_line_is_told_when_the_server_stays_away(autojump_clock: MockClock) -> None:
     llama = server()
+    llama.script(Raw(End.SILENCE))
     async with gateway(llama, away_limit=40.0) as app:
         async with trio.open_nursery() as nursery:
             asked = Asked(app, nursery)
@@ -222,6 +224,7 @@ async def test_a_drain_does_not_wait_for_a_server_that_is_gone_beyond_its_deadli
     autojump_clock: MockClock,
 ) -> None:
     llama = server()
+    llama.script(Raw(End.SILENCE))
     async with gateway(llama) as app, trio.open_nursery() as nursery:
         asked = Asked(app, nursery)
         await asked.begin(1, 2)

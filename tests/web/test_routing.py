@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.gateway import CHAT, Reply, call, chat, gateway, gateway_to
 from trio_admission import AdmissionConfig
-from trio_admission.testing.fake_llama_server import FakeLlamaServer
+from trio_admission.testing.fake_llama_server import End, FakeLlamaServer, Raw
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -196,6 +196,7 @@ async def test_who_waits_for_a_backend_that_goes_moves_to_one_that_serves(
     autojump_clock: MockClock, *, stream: bool
 ) -> None:
     a, b = two({"models": ("m",)}, {"models": ("m",)}, total_slots=1, prefill=10.0, words=1, interval=1.0)
+    a[0].script(Raw(End.SILENCE))
     replies: list[Reply] = []
     async with gateway_to(a, b) as app:
 
@@ -220,7 +221,7 @@ async def test_who_waits_for_a_backend_that_goes_moves_to_one_that_serves(
 @pytest.mark.parametrize("seed", range(4))
 async def test_who_moves_keeps_the_order(autojump_clock: MockClock, seed: int) -> None:
     a, b = two({"models": ("m",)}, {"models": ("m",)}, total_slots=1, prefill=3.0, words=1, interval=1.0)
-    a[0].prefill = 30.0
+    a[0].script(Raw(End.SILENCE))
     ended: list[int] = []
     async with gateway_to(a, b) as app:
 
@@ -239,6 +240,7 @@ async def test_who_moves_keeps_the_order(autojump_clock: MockClock, seed: int) -
 
 async def test_nobody_moves_into_a_line_that_is_full(autojump_clock: MockClock) -> None:
     a, b = two({"models": ("m",)}, {"models": ("m",)}, total_slots=1, prefill=10.0, words=1)
+    a[0].script(Raw(End.SILENCE))
     async with gateway_to(a, b, admission=AdmissionConfig(max_waiting=2)) as app:
         async with trio.open_nursery() as nursery:
             for _ in range(6):
@@ -255,6 +257,8 @@ async def test_who_waits_no_longer_than_so_long_does_not_begin_anew_elsewhere(
     autojump_clock: MockClock,
 ) -> None:
     a, b = two({"models": ("m",)}, {"models": ("m",)}, total_slots=1, words=1, interval=100.0)
+    a[0].script(Raw(End.SILENCE))
+    b[0].script(Raw(End.SILENCE))
     async with gateway_to(a, b, admission=AdmissionConfig(max_wait=20.0)) as app:
         replies: list[Reply] = []
 

@@ -14,7 +14,15 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.gateway import CHAT, call, gateway
 from tests.support.tools import PLACES
-from trio_admission.testing.fake_llama_server import FakeLlamaServer, Raw, Reply, Request, Script, ToolCall
+from trio_admission.testing.fake_llama_server import (
+    End,
+    FakeLlamaServer,
+    Raw,
+    Reply,
+    Request,
+    Script,
+    ToolCall,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -439,6 +447,7 @@ async def test_a_request_that_is_sent_again_is_placed_again(autojump_clock: Mock
     async with gateway(server, **ISOLATED) as app, trio.open_nursery() as nursery:
         talk = Talk(app, "ox")
         await talk.turn()
+        server.script(Raw(End.SILENCE))
         nursery.start_soon(partial(talk.turn, stream=False))
         await trio.sleep(2)
         server.restart()

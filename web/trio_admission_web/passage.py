@@ -305,8 +305,8 @@ class Passage:
         """Give the client what the backend answers; once more, if its connection was lost before a byte."""
         try:
             await self._send()
-        except LostError:
-            if self._has_begun:
+        except LostError as error:
+            if not error.can_retry:
                 raise
             self._is_stranded = True
             try:

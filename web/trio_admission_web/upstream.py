@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
     from .framing import Body
+    from .problems import Problem
     from .settings import BackendSettings
 
 VIA: Final = "admission-via"
@@ -79,7 +80,16 @@ def passed_on(headers: Iterable[Header]) -> list[Header]:
 
 
 class LostError(ProblemError):
-    """Raised when there is no connection, or the server has ended it too early."""
+    """Raised when there is no connection, or the server has ended it too early.
+
+    Args:
+        problem: What the client is told.
+        can_retry: Whether nothing of an answer had come, so that the request may be sent once more.
+    """
+
+    def __init__(self, problem: Problem, *, can_retry: bool = True) -> None:
+        super().__init__(problem)
+        self.can_retry = can_retry
 
 
 class KeyRefusedError(ProblemError):
@@ -104,14 +114,23 @@ class _Connection:
     def __init__(self, stream: trio.abc.Stream, silence: trio.CancelScope) -> None:
         self._stream = stream
         self._silence = silence
+        self._has_heard = False
         self.patience = silence.deadline - trio.current_time()
 
     async def read(self) -> bytes:
         """Wait for bytes; none mean that the server has closed."""
         self._silence.deadline = trio.current_time() + self.patience
-        data = await self._stream.receive_some(_READ)
+        try:
+            data = await self._stream.receive_some(_READ)
+        except (OSError, trio.BrokenResourceError) as error:
+            raise self.lost() from error
         self._silence.deadline = math.inf
+        self._has_heard |= bool(data)
         return bytes(data)
+
+    def lost(self) -> LostError:
+        """Return what to raise when it has ended too early."""
+        return LostError(bad_gateway(), can_retry=not self._has_heard)
 
 
 class OpenAnswer:
@@ -152,7 +171,7 @@ class OpenAnswer:
         try:
             self._body.end()
         except FramingError as error:
-            raise LostError(bad_gateway()) from error
+            raise self._connection.lost() from error
 
     async def whole(self) -> WholeAnswer:
         """Read the rest.
@@ -328,7 +347,7 @@ async def _read_head(parser: h11.Connection, connection: _Connection) -> h11.Res
             return event
         if event is h11.NEED_DATA:
             if not (data := await connection.read()):
-                raise LostError(bad_gateway()) from EOFError()
+                raise connection.lost() from EOFError()
             parser.receive_data(data)
 
 
