@@ -70,6 +70,35 @@ def test_an_answer_that_adds_nothing_is_what_the_client_began() -> None:
     assert content(messages=[{"role": "assistant", "content": "Yes"}]) == [{"type": "text", "text": "Yes"}]
 
 
+def test_a_message_whose_first_character_came_late_has_no_start_and_is_an_answer() -> None:
+    events = start(0, type="text", text=""), piece(0, "text", text="🌟"), MESSAGE_DELTA, STOP
+    exchange = MESSAGES.exchange(stream=False, model="m")
+    exchange.relay(b"".join(events))
+    answer = json.loads(exchange.answer())
+    assert answer.pop("id").startswith("chatcmpl-")
+    assert answer == {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "text", "text": "🌟"}],
+        "model": "m",
+        "stop_reason": "tool_use",
+        "stop_sequence": None,
+        "usage": {"cache_read_input_tokens": None, "input_tokens": None, "output_tokens": 4},
+    }
+    passing = MESSAGES.exchange(stream=True)
+    assert passing.relay(b"".join(events)) == b"".join(events)
+    assert passing.finished
+
+
+@pytest.mark.parametrize(
+    ("begun", "text"), [([], "\ufffd"), ([{"role": "assistant", "content": "Yes"}], "Yes")]
+)
+def test_a_character_that_was_cut_is_replaced_if_it_is_all_there_is(begun: list[Any], text: str) -> None:
+    exchange = MESSAGES.exchange(stream=False, messages=[{"role": "user", "content": "hi"}, *begun])
+    exchange.relay(MESSAGE_DELTA + STOP)
+    assert json.loads(exchange.answer())["content"] == [{"type": "text", "text": text}]
+
+
 def test_a_message_without_a_reason_to_stop_is_no_answer() -> None:
     exchange = MESSAGES.exchange(stream=False)
     exchange.relay(START + STOP)

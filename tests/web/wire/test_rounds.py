@@ -264,6 +264,20 @@ def test_a_message_in_one_piece_is_put_together_from_all_rounds() -> None:
     assert (answer["stop_reason"], answer["usage"]) == ("end_turn", {"input_tokens": 30, "output_tokens": 12})
 
 
+def test_a_round_that_has_no_start_because_its_first_character_came_late_is_a_round() -> None:
+    exchange = MessageRounds(body(stream=False), [FIND])
+    exchange.relay(begin(10) + use(0, "find") + end("tool_use", 5))
+    exchange.go_on(["42"])
+    exchange.relay(text(0, "🌟") + end("end_turn", 7))
+    answer = json.loads(exchange.answer())
+    assert answer["content"] == [{"type": "text", "text": "🌟"}]
+    assert answer["usage"] == {"input_tokens": 10, "output_tokens": 12}  # as far as it was told
+
+    exchange = MessageRounds(body(stream=False), [FIND])
+    exchange.relay(text(0, "🌟") + end("end_turn", 7))
+    assert json.loads(exchange.answer())["content"] == [{"type": "text", "text": "🌟"}]
+
+
 def test_a_message_that_calls_the_clients_tool_ends_there() -> None:
     exchange = MessageRounds(body(), [FIND])
     ending = end("tool_use", 5)

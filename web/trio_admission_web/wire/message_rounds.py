@@ -30,6 +30,7 @@ class MessageRounds(Rounds, Messages):
         return self._write({"type": "ping", "admission": facts})
 
     def _begin_round(self) -> None:
+        self._input: dict[str, Any] = {}
         self._content: dict[int, dict[str, Any]] = {}  # every block of this round
         self._inputs: dict[int, list[str]] = {}  # the gateway's tools
         self._shown: dict[int, int] = {}  # the backend's index -> ours

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from trio_admission_web.problems import Problem, ProblemError, bad_gateway
@@ -9,11 +10,16 @@ from trio_admission_web.problems import Problem, ProblemError, bad_gateway
 from .body import read_flag, read_limit, read_list, read_object, read_text
 from .offer import for_upstream
 from .prefill import Prefill, read_prefill
-from .streamed import Streamed, dump, load
+from .streamed import CUT, Streamed, dump, load
 
 
 class Messages(Streamed):
-    """An Anthropic message; see `Exchange`."""
+    """An Anthropic message; see `Exchange`.
+
+    llama-server leaves `message_start` out when the first token is only a part of a character. What is said
+    there alone is then unknown to an answer in one piece: its input tokens are null, and its model is the one
+    that the client named.
+    """
 
     path = "/v1/messages"
     _limits = ("max_tokens",)
@@ -30,7 +36,9 @@ class Messages(Streamed):
         self.output_limit = read_limit(body, *self._limits)
         self.upstream_body = for_upstream(raw, body, {} if self.stream else {"stream": b"true"})
         self.has_tools = bool(body.get("tools"))
-        self._message: dict[str, Any] = {}
+        self._start: dict[str, Any] = {}
+        self._end: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
         self._blocks = {} if self.stream else _prefilled(read_prefill(messages))
 
     def keepalive(self, position: int, estimated_wait: float | None, away: str | None = None) -> bytes:
@@ -71,10 +79,10 @@ class Messages(Streamed):
     def _fold(self, chunk: dict[str, Any]) -> None:
         kind = chunk["type"]
         if kind == "message_start":
-            self._message = chunk["message"]
+            self._start = chunk["message"]
         elif kind == "message_delta":
-            self._message |= chunk["delta"]
-            self._message["usage"] |= chunk.get("usage") or {}
+            self._end |= chunk["delta"]
+            self._usage |= chunk.get("usage") or {}
         elif kind == "content_block_start":
             self._block(chunk["index"]).start(chunk["content_block"])
         elif kind == "content_block_delta":
@@ -84,10 +92,23 @@ class Messages(Streamed):
         return self._blocks.setdefault(index, _Block())
 
     def _assemble(self) -> dict[str, Any]:
-        if self._message.get("stop_reason") is None:
+        if self._end.get("stop_reason") is None:
             raise ProblemError(bad_gateway())
         content = [self._blocks[index].assemble() for index in sorted(self._blocks)]
-        return self._message | {"content": content}
+        if not content and not self._start:
+            content = [{"type": "text", "text": CUT}]
+        start = self._start or self._unknown_start()
+        return start | self._end | {"content": content, "usage": start["usage"] | self._usage}
+
+    def _unknown_start(self) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "stop_sequence": None,
+            "usage": {"cache_read_input_tokens": None, "input_tokens": None},
+        }
 
 
 class _Block:

@@ -188,6 +188,9 @@ class Streamed(ABC):
 FOREIGN = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What reading JSON of another dialect's shape may end in."""
 
+CUT = "\ufffd"
+"""What an answer in one piece has in place of a character that the limit has cut, and a stream leaves out."""
+
 DONE = b"[DONE]"
 """The data of the last event in the older OpenAI dialects."""
 
