@@ -50,6 +50,11 @@ def responses(**members: Any) -> tuple[type[Responses], dict[str, Any]]:
     return Responses, {"input": "Say hi.", "max_output_tokens": 4, **members}
 
 
+# What the model repeats takes three tokens for each character, none of which is one by itself.
+STARS = [{"role": "user", "content": "Repeat: 🌟🌟🌟🌟"}]
+MODEL = "SmolLM2-135M-Instruct"
+
+
 def begun(**members: Any) -> list[dict[str, Any]]:
     """Messages of which the last begins the answer."""
     return [*HI, {"role": "assistant", **members}]
@@ -105,6 +110,17 @@ ALL = SIMPLE | {
     "messages: stop": messages(max_tokens=30, stop_sequences=["!", ".", ","]),
     "messages: begun": messages(begun(content="The weather")),
     "messages: begun after thinking": messages(begun(content=THOUGHT)),
+    "messages: first token no character": messages(STARS, max_tokens=8, model=MODEL),
+    "responses: reasoning": responses(grammar='root ::= "<think>abc</think>hello"', max_output_tokens=40),
+    "chat: nothing but a cut character": chat(STARS, max_tokens=1, n=2),
+    "completions: nothing but a cut character": completions("🌟" * 6, max_tokens=1),
+    "native: nothing but a cut character": native("🌟" * 6, n_predict=1),
+    "native: a cut character": native("🌟" * 6, n_predict=7, n_probs=1),
+    "messages: nothing but a cut character": messages(STARS, max_tokens=1, model=MODEL),
+    "messages: a cut character after a beginning": messages(
+        [*STARS, {"role": "assistant", "content": "🌟🌟"}], max_tokens=1, model=MODEL
+    ),
+    "responses: nothing but a cut character": responses(input=STARS, max_output_tokens=1, n=2),
     "responses: choices": responses(n=2),
     "responses: tool call": responses(**RESPONSES_TOOL),
 }

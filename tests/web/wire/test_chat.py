@@ -42,6 +42,12 @@ def test_parallel_tool_calls_are_put_together_by_index() -> None:
     }
 
 
+def test_a_character_that_was_cut_is_replaced_if_it_is_all_there_is() -> None:
+    assert message() == {"role": "assistant", "content": "\ufffd"}
+    begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x"}]
+    assert message(messages=begun) == {"role": "assistant", "content": "x"}
+
+
 def test_several_choices_come_in_order_with_the_account_of_the_first() -> None:
     found = answer(
         chunk(delta(1, content="one")),

@@ -28,6 +28,18 @@ def test_tokens_are_given_if_they_were_asked_for() -> None:
     assert answer(*events, prompt="a", return_tokens=None)["tokens"] == []
 
 
+@pytest.mark.parametrize(
+    ("counts", "content"), [([2, 2], "xx"), ([2, 3], "xx\ufffd"), ([3], "\ufffd"), ([None, 2], "xx")]
+)
+def test_a_character_that_was_cut_at_the_end_is_replaced(counts: list[int | None], content: str) -> None:
+    """The server counts its tokens, and has no event for it."""
+    *before, last = counts
+    events = [
+        piece(0, "xx", tokens=[5], **({"tokens_predicted": count} if count else {})) for count in before
+    ]
+    assert answer(*events, last_piece(0, tokens_predicted=last), prompt="a")["content"] == content
+
+
 def test_probabilities_are_joined() -> None:
     events = [piece(0, "x", tokens=[5], completion_probabilities=[{"id": n}]) for n in (5, 6)]
     assert answer(*events, last_piece(0), prompt="a")["completion_probabilities"] == [{"id": 5}, {"id": 6}]

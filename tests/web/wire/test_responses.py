@@ -26,7 +26,7 @@ def read(events: bytes) -> list[dict[str, Any]]:
 def ended(kind: str, **response: Any) -> bytes:
     return named({
         "type": f"response.{kind}",
-        "response": {"id": "resp_1", "created_at": 17, "status": kind, **response},
+        "response": {"id": "resp_1", "created_at": 17, "status": kind} | response,
     })
 
 
@@ -98,10 +98,32 @@ def test_an_incomplete_response_is_an_answer() -> None:
 def test_several_responses_are_a_list_that_ends_with_the_last() -> None:
     exchange = RESPONSES.exchange(stream=False, n=2)
     assert exchange.slots == 2
-    exchange.relay(CREATED + CREATED + ended("completed", output=[1]))
+    exchange.relay(CREATED + CREATED + ended("completed", output=[{"n": 1}]))
     assert not exchange.finished
-    exchange.relay(ended("completed", output=[2]))
-    assert [response["output"] for response in json.loads(exchange.answer())] == [[1], [2]]
+    exchange.relay(ended("completed", output=[{"n": 2}]))
+    assert [response["output"] for response in json.loads(exchange.answer())] == [[{"n": 1}], [{"n": 2}]]
+
+
+def test_thoughts_have_a_status_in_one_piece_as_the_server_gives_it() -> None:
+    exchange = RESPONSES.exchange(stream=False)
+    thoughts, text = {"type": "reasoning", "id": "rs_1"}, {"type": "message", "status": "completed"}
+    exchange.relay(CREATED + ended("completed", output=[thoughts, text]))
+    assert json.loads(exchange.answer())["output"] == [thoughts | {"status": "completed"}, text]
+
+
+def test_a_character_that_was_cut_is_replaced_if_it_is_all_there_is() -> None:
+    exchange = RESPONSES.exchange(stream=False, n=2)
+    exchange.relay(CREATED + ended("completed", output=[]) + ended("completed", output=[], id="resp_2"))
+    empty, cut = json.loads(exchange.answer())
+    assert empty["output"] == []  # this one has begun
+    [item] = cut["output"]
+    assert item.pop("id").startswith("msg_")
+    assert item == {
+        "type": "message",
+        "status": "completed",
+        "content": [{"type": "output_text", "annotations": [], "logprobs": [], "text": "\ufffd"}],
+        "role": "assistant",
+    }
 
 
 def test_the_limit_has_a_name_of_its_own() -> None:

@@ -8,6 +8,7 @@ from .body import read_choices, read_flag, read_limit, read_list, read_object, r
 from .choices import AS_STREAM, LIMITS, Choice, Choices
 from .offer import for_upstream, read_conversation
 from .prefill import Prefill, read_prefill
+from .streamed import CUT
 
 
 class Chat(Choices):
@@ -52,9 +53,12 @@ class _ChatChoice(Choice):
         if prefill.reasoning:
             self._texts["reasoning_content"] = [prefill.reasoning]
         self._calls: dict[int, _Call] = {}
+        self._begun = bool(prefill.text or prefill.reasoning)
 
     def fold(self, part: dict[str, Any]) -> None:
-        for name, value in (part.pop("delta", None) or {}).items():
+        delta = part.pop("delta", None) or {}
+        self._begun = self._begun or bool(delta)
+        for name, value in delta.items():
             if name == "tool_calls":
                 for call in value or ():
                     self._calls.setdefault(call["index"], _Call()).fold(call)
@@ -66,6 +70,8 @@ class _ChatChoice(Choice):
 
     def assemble(self) -> dict[str, Any]:
         message = self._message | {name: "".join(pieces) for name, pieces in self._texts.items()}
+        if not self._begun:  # the first delta comes with the first character
+            message["content"] = CUT
         if self._calls:
             message["tool_calls"] = [self._calls[index].assemble() for index in sorted(self._calls)]
         choice = self._members | {"message": message}

@@ -19,7 +19,11 @@ _ENDING = b"data: [DONE]\n\n"
 
 
 class Choices(Streamed):
-    """The answering half of the dialects with `choices`."""
+    """The answering half of the dialects with `choices`.
+
+    The debugging aid `__verbose` is that of the last event: its `content` is empty, for what the model said
+    before it was read as text, thoughts and calls is in no event.
+    """
 
     _mark = b"[DONE]"
     _object: ClassVar[str]

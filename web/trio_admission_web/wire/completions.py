@@ -17,10 +17,15 @@ from .body import (
 from .choices import AS_STREAM, LIMITS, Choice, Choices
 from .counting import count_prompt
 from .offer import for_upstream, read_conversation
+from .streamed import CUT
 
 
 class Completions(Choices):
-    """A text completion of one or several prompts; see `Exchange`."""
+    """A text completion of one or several prompts; see `Exchange`.
+
+    In one piece the server ends a text with U+FFFD when the limit has cut its last character. Of that, events
+    say nothing, so it is missing here, unless it is all that there is.
+    """
 
     path = "/v1/completions"
     _limits = LIMITS
@@ -58,4 +63,6 @@ class _TextChoice(Choice):
         super().fold(part)
 
     def assemble(self) -> dict[str, Any]:
-        return self._members | {"text": "".join(self._pieces), "logprobs": self._logprobs or None}
+        # Each whole character has an event before that of the end.
+        text = "".join(self._pieces) if self._pieces != [""] else CUT
+        return self._members | {"text": text, "logprobs": self._logprobs or None}

@@ -10,7 +10,7 @@ from .body import count_inputs, read_choices, read_flag, read_limit, read_object
 from .choices import LIMITS
 from .counting import count_prompt
 from .offer import for_upstream, read_conversation
-from .streamed import Streamed, dump
+from .streamed import CUT, Streamed, dump
 
 if TYPE_CHECKING:
     from trio_admission_web.problems import Problem
@@ -92,6 +92,7 @@ class _Answer:
 
     def __init__(self) -> None:
         self._last: dict[str, Any] = {}
+        self._told: int | None = 0  # tokens, before the last event
         self._content: list[str] = []
         self._tokens: list[int] = []
         self._probabilities: list[Any] = []
@@ -100,11 +101,15 @@ class _Answer:
         self._content.append(chunk.pop("content"))
         self._tokens += chunk.pop("tokens")
         self._probabilities += chunk.pop("completion_probabilities", ())
+        self._told = self._last.get("tokens_predicted") if self._last else 0
         self._last = chunk
 
     def assemble(self, return_tokens: bool) -> dict[str, Any]:  # noqa: FBT001
         tokens = self._tokens if return_tokens else []  # in a stream the server sends them always
-        answer = {"index": 0, "content": "".join(self._content), "tokens": tokens, **self._last}
+        # Each whole character has an event before that of the end, which counts those tokens that have none.
+        cut = self._told is not None and self._told < self._last.get("tokens_predicted", 0)
+        content = "".join(self._content) + (CUT if cut else "")
+        answer = {"index": 0, "content": content, "tokens": tokens, **self._last}
         if self._probabilities:
             answer["completion_probabilities"] = self._probabilities
         if isinstance(settings := answer.get("generation_settings"), dict) and "stream" in settings:

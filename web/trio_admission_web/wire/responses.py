@@ -11,7 +11,7 @@ from trio_admission_web.problems import Problem, upstream_error
 from .body import read_choices, read_flag, read_limit, read_object, read_text, require
 from .choices import LIMITS
 from .offer import for_upstream, read_conversation
-from .streamed import Streamed, dump
+from .streamed import CUT, Streamed, dump
 
 _LAST = {"response.completed", "response.incomplete", "response.failed"}
 
@@ -39,6 +39,7 @@ class Responses(Streamed):
         self.can_be_pinned = self.slots == 1
         self.upstream_body = for_upstream(raw, body, {} if self.stream else {"stream": b"true"})
         self._begun: dict[str, Any] = {}
+        self._created: set[str] = set()
         self._ended: list[dict[str, Any]] = []
         self._sent = 0  # events, which is the sequence number of the next one
 
@@ -71,6 +72,7 @@ class Responses(Streamed):
         kind = chunk.get("type")
         if kind == "response.created":
             self._begun = chunk["response"]
+            self._created.add(self._begun["id"])
         if kind == "response.failed":
             self.failure = upstream_error(500, dump(chunk["response"]))
         elif kind in _LAST:
@@ -81,6 +83,25 @@ class Responses(Streamed):
         """Nothing: the last event has the whole response."""
 
     def _assemble(self) -> object:
-        # The moment of the end is all that a response in one piece has and the last event has not.
-        answers = [{"completed_at": response["created_at"], **response} for response in self._ended]
+        answers = [self._in_one_piece(response) for response in self._ended]
         return answers if len(answers) > 1 else answers[0]
+
+    def _in_one_piece(self, response: dict[str, Any]) -> dict[str, Any]:
+        """Add what the last event has not: the moment of the end, how thoughts ended, a cut character."""
+        output = [
+            {"status": "completed", **item} if item.get("type") == "reasoning" else item
+            for item in response.get("output") or ()
+        ]
+        if not output and response["id"] not in self._created:  # which the first character does
+            output = [_cut()]
+        return {"completed_at": response["created_at"], **response, "output": output}
+
+
+def _cut() -> dict[str, Any]:
+    return {
+        "type": "message",
+        "status": "completed",
+        "id": f"msg_{uuid.uuid4().hex}",
+        "content": [{"type": "output_text", "annotations": [], "logprobs": [], "text": CUT}],
+        "role": "assistant",
+    }
