@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -106,6 +107,69 @@ async def test_a_request_without_a_byte_keeps_its_slot_and_is_sent_again(autojum
     assert [number for number, _ in asked.ended] == [1, 2]
     assert all(b'"finish_reason":"stop"' in reply.body for _, reply in asked.ended)
     assert b": keepalive backend=gone\n\n" in asked.ended[0][1].body
+
+
+async def test_a_server_that_loads_again_unnoticed_is_waited_for_and_asked_once_more(
+    autojump_clock: MockClock,
+) -> None:
+    llama = server()
+    async with gateway(llama) as app:
+        async with trio.open_nursery() as nursery:
+            asked = Asked(app, nursery)
+            llama.loading = True
+            await asked.begin(1, 2)
+            await asked.begin(3, stream=False)
+            assert (await call(app, "/ready", method="GET")).status == 503
+            await trio.sleep(20)
+            llama.loading = False
+        posts = [json.loads(each.body).get("stream") for each in llama.requests if each.path == CHAT]
+    assert [number for number, _ in asked.ended] == [1, 2, 3]
+    assert len(posts) == 4  # nobody but the first was sent too early
+    assert all(reply.status == 200 and b"error" not in reply.body for _, reply in asked.ended)
+    assert b" backend=loading\n\n" in asked.ended[0][1].body
+
+
+async def test_a_server_that_only_ever_loads_is_unavailable(autojump_clock: MockClock) -> None:
+    loading = Raw.answer(
+        503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+    )
+    llama = server()
+    async with gateway(llama) as app:
+        llama.script(loading, loading)
+        reply = await call(app, CHAT, chat())
+        assert llama.total == 2
+    assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (
+        503,
+        "backend_unavailable",
+        "2",
+    )
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/tokenize"])
+async def test_light_requests_to_a_server_that_loads_again_are_told_when_to_come_back(
+    autojump_clock: MockClock, path: str
+) -> None:
+    llama = server()
+    async with gateway(llama) as app:
+        llama.loading = True
+        reply = await call(app, path, {"content": "a"}, method="POST" if path == "/tokenize" else "GET")
+        assert (reply.status, reply.error["code"]) == (503, "backend_unavailable")
+        assert reply.headers["retry-after"] == "2"
+        await wait_all_tasks_blocked()
+        assert await state(app) == "loading"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+async def test_when_to_come_back_is_passed_on(autojump_clock: MockClock, path: str, status: int) -> None:
+    busy = Raw.answer(status, {"error": {"message": "busy"}}, headers=[("Retry-After", "7")])
+
+    async def reply(request: Request) -> Raw | None:
+        return busy if request.path == path else None
+
+    async with gateway(FakeLlamaServer(reply=reply)) as app:
+        told = await call(app, path, chat())
+    assert (told.status, told.error, told.headers["retry-after"]) == (status, {"message": "busy"}, "7")
 
 
 async def test_a_server_that_comes_back_smaller_is_sent_no_more_than_it_takes(

@@ -14,8 +14,9 @@ import trio
 
 from trio_admission import SlotPool
 
-from .condition import Condition, State
+from .condition import AWAY_RETRY, Condition, State
 from .probing import ask, busy_slots, look, model_entries
+from .problems import ProblemError, backend_unavailable
 from .seats import Seats
 from .supervision import USUAL, starter, supervise
 from .token_budget import TokenBudget
@@ -264,10 +265,15 @@ class Backend:
         """Ask the server what takes no slot, whoever waits; see `Upstream.fetch`.
 
         Raises:
-            ProblemError: Also `backend_unavailable`, while the server is known to be away.
+            ProblemError: Also `backend_unavailable`, while the server is known to be away, or if it says that
+                it loads its model.
         """
         self.condition.check_now()
-        return await self.upstream.fetch(method, path, headers=headers, query=query, body=body)
+        answer = await self.upstream.fetch(method, path, headers=headers, query=query, body=body)
+        if answer.is_loading:
+            self.condition.doubt()
+            raise ProblemError(backend_unavailable(retry_after=AWAY_RETRY))
+        return answer
 
     async def listed_models(self, headers: Sequence[Header]) -> list[dict[str, object]]:
         """Return its entries for the list of models: those configured, else what it says.

@@ -16,6 +16,7 @@ import trio
 from trio_admission import LineFull, PoolClosed, WaitTimeout
 
 from . import problems
+from .condition import AWAY_RETRY
 from .limits import check_requests, check_waiting
 from .problems import Problem, ProblemError
 from .refusals import refusal
@@ -302,7 +303,10 @@ class Passage:
         return self._charge.cost
 
     async def _ask(self) -> None:
-        """Give the client what the backend answers; once more, if its connection was lost before a byte."""
+        """Give the client what the backend answers.
+
+        It is asked once more if the connection was lost before a byte, or if it says that it loads its model.
+        """
         try:
             await self._send()
         except LostError as error:
@@ -367,12 +371,14 @@ class Passage:
     async def _pass_on(self, response: OpenAnswer) -> None:
         """Give the client an answer that is no stream of events as it is, if it still can be."""
         whole = await response.whole()
+        if whole.is_loading:  # it has been started again since it was asked, and has not begun with anything
+            raise LostError(problems.backend_unavailable(retry_after=AWAY_RETRY))
         self._begin()
         kind = (whole.content_type or b"").split(b";")[0].strip().lower()
         if whole.status < 400 and not (whole.status == 200 and whole.body and kind == b"application/json"):
             raise ProblemError(problems.bad_gateway())
         if self._reply.is_open:
-            self._reply.give(Answer(whole.status, whole.content_type, whole.body))
+            self._reply.give(Answer(whole.status, whole.content_type, whole.body, whole.headers))
             self._telling.outcome = "answered" if whole.status < 400 else "backend_error"
             self._telling.detail = f"status {whole.status}"
         else:

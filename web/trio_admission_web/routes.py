@@ -162,7 +162,7 @@ async def _ask(gateway: Gateway, path: str) -> Response:
     answer = await backend.fetch(
         "POST", path, headers=_upstream_headers(), query=request.query_string, body=body
     )
-    return typed(Response(answer.body, answer.status), answer.content_type)
+    return typed(Response(answer.body, answer.status, {**answer.headers}), answer.content_type)
 
 
 async def _models(gateway: Gateway) -> Response:
@@ -172,7 +172,7 @@ async def _models(gateway: Gateway) -> Response:
     """
     if _has_own_list(gateway):
         answer = await _own_list(gateway, request.path)
-        return typed(Response(answer.body, answer.status), answer.content_type)
+        return typed(Response(answer.body, answer.status, {**answer.headers}), answer.content_type)
     return json_response({"object": "list", "data": await _common_list(gateway)})
 
 
@@ -181,7 +181,7 @@ async def _model(gateway: Gateway, path: str, name: str) -> Response:
     if _has_own_list(gateway):
         answer = await _own_list(gateway, path)
         if answer.status != 200:
-            return typed(Response(answer.body, answer.status), answer.content_type)
+            return typed(Response(answer.body, answer.status, {**answer.headers}), answer.content_type)
         entries = model_entries(read_json(answer.body))
     else:
         entries = await _common_list(gateway)

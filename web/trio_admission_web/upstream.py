@@ -11,10 +11,11 @@ h11 reads the head of an answer. The body of a stream is a chunk for each token,
 from __future__ import annotations
 
 import math
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -34,7 +35,7 @@ from .problems import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 
     from .framing import Body
     from .problems import Problem
@@ -53,6 +54,7 @@ _READ: Final = 64 * 2**10
 _HEAD_LIMIT: Final = 128 * 2**10
 # Answers that are read whole are errors and lists of models.
 _WHOLE_LIMIT: Final = 16 * 2**20
+_LOADING: Final = re.compile(rb'"message"\s*:\s*"Loading model"')
 
 _NOT_PASSED_ON: Final = frozenset({
     # hop by hop
@@ -106,6 +108,13 @@ class WholeAnswer:
     status: int
     content_type: bytes | None
     body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What else of its head is the client's to know."""
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it says that the server loads its model, as llama-server says it at every address."""
+        return self.status == 503 and _LOADING.search(self.body) is not None
 
 
 class _Connection:
@@ -140,7 +149,9 @@ class OpenAnswer:
         self, head: h11.Response, body: Body, come: bytes, connection: _Connection, idle: float
     ) -> None:
         self.status = head.status_code
-        self.content_type = next((value for name, value in head.headers if name == b"content-type"), None)
+        named = dict(head.headers)
+        self.content_type = named.get(b"content-type")
+        self._retry_after = named.get(b"retry-after", b"")
         self._body = body
         self._come = come
         self._connection = connection
@@ -184,7 +195,10 @@ class OpenAnswer:
             body += data
             if len(body) > _WHOLE_LIMIT:
                 raise ProblemError(bad_gateway())
-        return WholeAnswer(self.status, self.content_type, bytes(body))
+        headers = {}
+        if self.status in {429, 503} and self._retry_after:
+            headers["Retry-After"] = self._retry_after.decode("latin-1")
+        return WholeAnswer(self.status, self.content_type, bytes(body), headers)
 
 
 class Upstream:
