@@ -26,6 +26,8 @@ TABLE = [
         "invalid_request_error",
         "invalid_request",
     ),
+    (problems.malformed(400), 400, "invalid_request_error", "invalid_request"),
+    (problems.malformed(505), 505, "invalid_request_error", "invalid_request"),
     (problems.invalid_api_key(), 401, "authentication_error", "invalid_api_key"),
     (problems.permission_denied(), 403, "permission_error", "permission_denied"),
     (problems.local_only(), 403, "permission_error", "permission_denied"),
@@ -50,7 +52,9 @@ def test_the_table_above_has_every_cause() -> None:
         for name, value in vars(problems).items()
         if inspect.isfunction(value) and value.__module__ == problems.__name__
     }
-    of_others_codes = {"upstream_error", "request_limit", "local_only", "unreachable", "key_refused"}
+    of_others_codes = {
+        *("upstream_error", "request_limit", "local_only", "unreachable", "key_refused", "malformed"),
+    }
     assert made - of_others_codes == {row[3] for row in TABLE} == problems.CODES
 
 

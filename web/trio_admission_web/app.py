@@ -11,6 +11,7 @@ from trio_admission import ParkBudget
 
 from .backend import Backend
 from .gateway import Gateway
+from .malformed import refuse
 from .network import connect
 from .options import PREFIX
 from .routes import add_routes
@@ -32,6 +33,10 @@ class App(ServingApp):
     """The gateway as an ASGI application. ``gateway`` is what its requests share."""
 
     gateway: Gateway
+
+    def refusal(self, status: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """Refuse what is no request, as others are refused."""
+        return refuse(self.gateway.metrics, status)
 
     def apply(self, settings: Settings) -> list[str]:
         """Use other keys and limits from now on, and return what cannot be changed; see `Gateway.apply`."""

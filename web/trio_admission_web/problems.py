@@ -28,6 +28,7 @@ _TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     499: "api_error",
+    505: "invalid_request_error",
 }
 
 
@@ -195,6 +196,16 @@ def upstream_error(status: int, body: bytes) -> Problem:
 def invalid_request(message: str, param: str | None = None) -> Problem:
     """The body is not JSON, or the field `param` is not what the API takes."""
     return Problem(400, "invalid_request", message, param=param)
+
+
+def malformed(status: int) -> Problem:
+    """What came is no request of HTTP; ``status`` is what HTTP has for it."""
+    messages = {
+        431: "The headers of the request are too long.",
+        501: "The body must be sent as it is or in chunks.",
+        505: "The request must be of HTTP/1.1 or HTTP/2.",
+    }
+    return Problem(status, "invalid_request", messages.get(status, "The request is not valid HTTP."))
 
 
 def invalid_api_key() -> Problem:

@@ -11,6 +11,7 @@
     connection      one request: its nursery, its body's deadline, and the end of its answer
     lifespan        background tasks of the application, whose crash ends the process
     testing         a test client that does not hang after a disconnect
+    refusal         the answer to what is no request
     app             ServingApp, which ties them together
 
 Importing anything from here checks Hypercorn first; the first `ServingApp` that is made changes it.

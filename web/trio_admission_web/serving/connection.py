@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, cast
 import trio
 from hypercorn.typing import ConnectionState
 from quart_trio.asgi import TrioASGIHTTPConnection
-from werkzeug.exceptions import RequestTimeout
+from werkzeug.exceptions import BadRequest, RequestTimeout
 
 from .body import WANTED
+from .refusal import refusal
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
     from quart import Request
 
     from .body import BoundedBody
+    from .refusal import Refuser
 
+MALFORMED = "http.malformed"  # comes instead of the rest of a body that nobody can make out
 STATE_KEY = "request_scope"
 
 
@@ -50,8 +53,10 @@ class RequestConnection(TrioASGIHTTPConnection):
         try:
             request = self._create_request_from_scope(send)
         except (IndexError, ValueError):  # Quart cannot take the target apart: "?x", "http://["
-            await send({"type": "http.response.start", "status": 400, "headers": [(b"connection", b"close")]})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            headers, content = refusal(cast("Refuser", self.app), 400)
+            headers.append((b"connection", b"close"))
+            await send({"type": "http.response.start", "status": 400, "headers": headers})
+            await send({"type": "http.response.body", "body": content, "more_body": False})
             return
         # One deadline, from here: Quart's own counts from the first read, and iteration has none.
         body_timeout, request.body_timeout = request.body_timeout, None
@@ -92,10 +97,13 @@ async def _until_gone(body: BoundedBody, seconds: float | None, receive: ASGIRec
 
 
 async def _fill(body: BoundedBody, receive: ASGIReceiveCallable) -> bool:
-    """Take the body as it arrives, and say whether the client stayed until its end."""
+    """Take the body as it arrives, and say whether the client stayed until its end, proper or not."""
     while (message := await receive())["type"] == "http.request":
         body.append(message.get("body", b""))
         if not message.get("more_body", False):
             body.set_complete()
             return True
+    if message["type"] == MALFORMED:
+        body.fail(BadRequest("The request body is malformed."))
+        return True
     return False

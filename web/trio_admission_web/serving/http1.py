@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import h11
 import trio
@@ -21,13 +21,17 @@ from h11._receivebuffer import ReceiveBuffer
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, Response
 from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
+from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.typing import ConnectionState
 
 from .body import WANTED
+from .connection import MALFORMED
+from .refusal import refusal, refuser_of
 from .transport import HangUp
 
 if TYPE_CHECKING:
     from hypercorn.protocol.events import Event as StreamEvent
+    from hypercorn.typing import ASGIReceiveEvent
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\n"  # the part of it that looks like a request
 MAX_AHEAD = 64 * 1024  # bytes kept of what a client sends before it has its answer
@@ -71,7 +75,8 @@ class PlainConnection(h11.Connection):
         Raises:
             H2ProtocolAssumedError: The client speaks HTTP/2; with what it has said.
         """
-        if self.their_state is h11.MUST_CLOSE:  # behind a request that said "close" nothing counts
+        # Behind a request that said "close" nothing counts, nor behind what cannot be understood.
+        if self.their_state in {h11.MUST_CLOSE, h11.ERROR}:
             return h11.NEED_DATA
         event = super().next_event()
         if event is h11.PAUSED:
@@ -130,7 +135,7 @@ class HTTP1Protocol(H11Protocol):
     async def stream_send(self, event: StreamEvent) -> None:
         """Send a part of the answer; say `close` in its head if the connection cannot outlive it."""
         if isinstance(event, Response) and (
-            self.connection.their_state is h11.SEND_BODY or self.context.terminated.is_set()
+            self.connection.their_state in {h11.SEND_BODY, h11.ERROR} or self.context.terminated.is_set()
         ):
             event = replace(event, headers=[*event.headers, (b"connection", b"close")])
         await super().stream_send(event)
@@ -170,9 +175,7 @@ class HTTP1Protocol(H11Protocol):
             try:
                 event = self.connection.next_event()
             except h11.RemoteProtocolError as error:
-                if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-                    await self._send_error_response(error.error_status_hint)
-                await self.send(Closed())
+                await self._refuse(error.error_status_hint)
                 return
             if isinstance(event, h11.Request):
                 await self.send(Updated(idle=False))
@@ -184,12 +187,28 @@ class HTTP1Protocol(H11Protocol):
             else:
                 return
 
+    async def _refuse(self, status: int) -> None:
+        """End the connection behind what cannot be understood, but let who can still be told know."""
+        if self.connection.trailing_data[1] or (self.stream is not None and self.stream.closed):
+            await self.send(Closed())  # the client has left in the middle of a body, or has its answer
+        elif isinstance(self.stream, HTTPStream):
+            await self.stream.app_put(cast("ASGIReceiveEvent", {"type": MALFORMED}))
+        else:
+            # Of what the client has said nothing counts any more, such as that it wants the head alone.
+            self.connection = PlainConnection(self.config.h11_max_incomplete_size)
+            headers, body = refusal(refuser_of(self.app), status)
+            headers += [(b"connection", b"close"), *self.config.response_headers("h11")]
+            await self._send_h11_event(h11.Response(status_code=status, headers=headers))
+            await self._send_h11_event(h11.Data(data=body))
+            await self._send_h11_event(h11.EndOfMessage())
+            await self.send(HangUp())
+
     async def _ask_for_body(self) -> None:
         if self.connection.they_are_waiting_for_100_continue:
             await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
 
     async def _maybe_recycle(self) -> None:
-        if self.connection.their_state is h11.SEND_BODY or self._overrun:
+        if self.connection.their_state in {h11.SEND_BODY, h11.ERROR} or self._overrun:
             await self._close_stream()
             await self.send(HangUp())
             return

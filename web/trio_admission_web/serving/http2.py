@@ -33,6 +33,7 @@ from .body import WANTED
 from .http2_connection import Connection, Patience, read_head
 from .http2_outlet import AHEAD, Outlet
 from .http2_stream import RequestStream
+from .refusal import refusal, refuser_of
 from .transport import Leave
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class HTTP2Protocol:
         server: tuple[str, int] | None,
         send: Callable[[Event], Awaitable[None]],
     ) -> None:
+        self._refuser = refuser_of(app)
         self._config = config
         self._context = context
         self._tasks = task_group
@@ -180,7 +182,7 @@ class HTTP2Protocol:
         complete = event.stream_ended is not None
         head = read_head(headers, self._config.h11_max_incomplete_size, complete=complete)
         if isinstance(head, int):
-            self._send_head(number, head, [(b"content-length", b"0")], end=True)
+            self._refuse(number, head, is_bodiless=(b":method", b"HEAD") in headers)
             self._hear_out(number)
             return
         method, target = head
@@ -216,6 +218,13 @@ class HTTP2Protocol:
             self._outlet.flush()
 
     # ---- what goes
+
+    def _refuse(self, number: int, status: int, *, is_bodiless: bool) -> None:
+        room = 0 if is_bodiless else self._connection.room(number)
+        headers, body = refusal(self._refuser, status, room=room)
+        self._send_head(number, status, headers, end=not body)
+        if body:
+            self._connection.send_data(number, body, end_stream=True)
 
     def _send_head(self, number: int, status: int, headers: list[Header], *, end: bool = False) -> None:
         head = [(b":status", b"%d" % status), *headers, *self._config.response_headers("h2")]
