@@ -163,11 +163,75 @@ async def test_only_reading_is_timed(autojump_clock: MockClock) -> None:
     server = FakeLlamaServer()
     settings = {"url": "http://llama.test", "first_byte_limit": 10.0, "idle_limit": 10.0}
     async with client_of(server, **settings) as upstream:
-        server.script(Raw.stream(9.0, b"a", 39.0, b"b", 9.0, b"c", End.FINISH))
+        said = [b"data: %d\n\n" % number for number in range(3)]
+        server.script(Raw.stream(9.0, said[0], 39.0, said[1], 9.0, said[2], End.FINISH))
         async with upstream.open("POST", CHAT, body=BODY) as answer:
-            for expected in (b"a", b"b", b"c"):
+            for expected in said:
                 assert await anext(answer) == expected
                 await trio.sleep(30)  # the caller may take its time
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+FIRST = b"9\r\ndata: 1\n\n\r\n"
+COMMENT = b"3\r\n:\n\n\r\n"
+PING = b"16\r\nevent: ping\ndata: {}\n\n\r\n"
+
+
+def dripping(piece: bytes, *, seconds: float = 3.0) -> list[bytes | float]:
+    """So many pieces that they outlast every limit, each in less time than any limit."""
+    return [seconds, piece] * 100
+
+
+@pytest.mark.parametrize(
+    ("steps", "begun", "limit"),
+    [
+        ([step for byte in HEAD for step in (3.0, bytes([byte]))], False, 20.0),
+        (dripping(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"), False, 20.0),
+        ([HEAD, *dripping(COMMENT)], False, 20.0),
+        ([HEAD, *dripping(PING)], False, 20.0),
+        ([HEAD, *dripping(b"0")], False, 20.0),
+        ([HEAD, FIRST, *dripping(COMMENT)], True, 10.0),
+        ([HEAD, FIRST, *dripping(PING)], True, 10.0),
+        ([HEAD, FIRST, *dripping(b"0")], True, 10.0),
+        ([HEAD, 15.0, FIRST, 8.0, FIRST, *dripping(COMMENT)], True, 33.0),
+    ],
+    ids=[
+        "a head by bytes",
+        "hints",
+        "comments",
+        "pings",
+        "a size by digits",
+        "comments after an event",
+        "pings after an event",
+        "a size after an event",
+        "from the last event on",
+    ],
+)
+async def test_what_is_no_event_does_not_put_a_limit_off(
+    autojump_clock: MockClock, steps: list[bytes | float], limit: float, *, begun: bool
+) -> None:
+    server = FakeLlamaServer()
+    settings = {"url": "http://llama.test", "first_byte_limit": 20.0, "idle_limit": 10.0}
+    async with client_of(server, **settings) as upstream:
+        server.script(Raw(*steps, End.SILENCE))
+        start, has_begun = trio.current_time(), False
+        with pytest.raises(ProblemError) as caught:
+            async with upstream.open("POST", CHAT, body=BODY) as answer:
+                async for _ in answer:
+                    has_begun = answer.has_begun
+    assert caught.value.problem.code == "upstream_timeout"
+    assert trio.current_time() - start == pytest.approx(limit)
+    assert has_begun == begun
+
+
+async def test_an_event_that_comes_slowly_is_no_silence(autojump_clock: MockClock) -> None:
+    server = FakeLlamaServer()
+    settings = {"url": "http://llama.test", "first_byte_limit": 20.0, "idle_limit": 10.0}
+    async with client_of(server, **settings) as upstream:
+        slowly: list[bytes | float] = [9.0, b"a"] * 10
+        server.script(Raw.stream(b"data: ", *slowly, b"\n\n", End.FINISH))
+        async with upstream.open("POST", CHAT, body=BODY) as answer:
+            assert b"".join([data async for data in answer]) == b"data: aaaaaaaaaa\n\n"
 
 
 async def test_an_answer_that_is_read_whole_is_bounded(autojump_clock: MockClock) -> None:

@@ -327,7 +327,6 @@ class Passage:
     async def _send(self) -> None:
         """Send one request to the backend and give the client what it answers."""
         path, upstream = self._exchange.path, self.backend.upstream
-        self._has_begun = False
         try:
             async with self._seat.taken(None if self._lease is None else self._lease.slot) as body:
                 self._asking = True
@@ -350,7 +349,7 @@ class Passage:
         if exchange.stream:
             reply.begin_stream()
         async for data in response:
-            if not self._has_begun:
+            if response.has_begun:
                 self._begin()
             events = exchange.relay(data)
             if events:
@@ -412,8 +411,7 @@ class Passage:
             raise _ReaderStalled from None
 
     def _begin(self) -> None:
-        """Take note of the first thing that came from the backend."""
-        self._has_begun = True
+        """Take note that something came from the backend."""
         self.backend.works()
         self._telling.heard()
 

@@ -33,6 +33,7 @@ from .problems import (
     unreachable,
     upstream_timeout,
 )
+from .wire.pulse import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -118,24 +119,35 @@ class WholeAnswer:
 
 
 class _Connection:
-    """Reads from a stream, with a limit to the server's silence. Only reading is timed."""
+    """Reads from a stream, with a limit to the server's silence. A reader's own time is not the server's."""
 
     def __init__(self, stream: trio.abc.Stream, silence: trio.CancelScope) -> None:
         self._stream = stream
         self._silence = silence
         self._has_heard = False
-        self.patience = silence.deadline - trio.current_time()
+        self._patience = math.inf
 
     async def read(self) -> bytes:
         """Wait for bytes; none mean that the server has closed."""
-        self._silence.deadline = trio.current_time() + self.patience
         try:
             data = await self._stream.receive_some(_READ)
         except (OSError, trio.BrokenResourceError) as error:
             raise self.lost() from error
-        self._silence.deadline = math.inf
         self._has_heard |= bool(data)
         return bytes(data)
+
+    def stop_clock(self) -> None:
+        """Keep what is left of the limit for `start_clock`."""
+        self._patience = self._silence.deadline - trio.current_time()
+        self._silence.deadline = math.inf
+
+    def start_clock(self) -> None:
+        """Let the limit go on."""
+        self.renew(self._patience)
+
+    def renew(self, limit: float) -> None:
+        """Let the server be silent for so long from now on."""
+        self._silence.deadline = trio.current_time() + limit
 
     def lost(self) -> LostError:
         """Return what to raise when it has ended too early."""
@@ -156,6 +168,9 @@ class OpenAnswer:
         self._come = come
         self._connection = connection
         self._idle = idle
+        self._pulse = Pulse() if self.is_event_stream else None
+        self.has_begun = False
+        """Whether anything of the body has come; of a stream of events, more than comments and pings."""
 
     @property
     def is_event_stream(self) -> bool:
@@ -167,16 +182,28 @@ class OpenAnswer:
         return self
 
     async def __anext__(self) -> bytes:
+        self._connection.start_clock()
+        try:
+            if piece := await self._read():
+                return piece
+        finally:
+            self._connection.stop_clock()
+        raise StopAsyncIteration
+
+    async def _read(self) -> bytes:
+        """Return the next piece of the body; none at its end."""
         data, self._come = self._come, b""
         while not self._body.ended:
             if not data and not (data := await self._connection.read()):
                 self._end()
                 break
-            self._connection.patience = self._idle
             if piece := self._body.feed(data):
+                if self._pulse is None or self._pulse.feed(piece):
+                    self.has_begun = True
+                    self._connection.renew(self._idle)
                 return piece
             data = b""
-        raise StopAsyncIteration
+        return b""
 
     def _end(self) -> None:
         try:
@@ -286,6 +313,7 @@ class Upstream:
                         raise KeyRefusedError(key_refused())
                     framed = body_of(method, answer.status_code, answer.headers)
                     come, _ = parser.trailing_data
+                    connection.stop_clock()
                     yield OpenAnswer(answer, framed, come, connection, self._settings.idle_limit)
             if silence.cancelled_caught:
                 raise ProblemError(upstream_timeout())

@@ -226,6 +226,20 @@ async def test_k5_waits_first_bytes_and_outcomes_are_counted_apart(autojump_cloc
     assert metric(after, ended % "client_gone") == [1]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_k5_a_comment_of_the_server_is_no_first_byte(
+    autojump_clock: MockClock, *, stream: bool
+) -> None:
+    llama = server(words=1, prefill=100.0, ping_interval=30.0)
+    async with gateway(llama) as app:
+        reply = await call(app, CHAT, chat(stream=stream))
+        said = (await call(app, "/metrics", method="GET")).body.decode()
+    assert reply.status == 200
+    assert (b":\n\n" in reply.body) == stream  # they are passed on all the same
+    first = 'trio_admission_first_byte_seconds_sum{route="/v1/chat/completions"}'
+    assert metric(said, first) == [pytest.approx(100.1)]
+
+
 async def test_a12_light_requests_wait_for_nobody(autojump_clock: MockClock) -> None:
     llama = server(words=50)
     async with gateway(llama, admission=NO_WAIT) as app, trio.open_nursery() as nursery:
