@@ -456,14 +456,14 @@ BACKEND: Final = (
         kind=_AMOUNT,
         default=600.0,
         unit="seconds",
-        about="How long it may take to the first byte of its answer, the prompt's processing included",
+        about="How long its answer's first event or byte may take, the prompt's processing included",
     ),
     Option(
         name="idle_limit",
         kind=_AMOUNT,
         default=120.0,
         unit="seconds",
-        about="How long it may be silent after that",
+        about="How long it may be silent after that; comments and pings are silence",
     ),
     Option(
         name="away_limit",
