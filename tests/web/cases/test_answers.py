@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from contextlib import suppress
 from functools import partial
@@ -15,6 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.gateway import CHAT, Reply, api_key, call, chat, connect, gateway, shown
 from tests.support.generation import MESSAGES, ROUTES, STREAM, Ask
+from tests.support.serving import get, tasks, until
 from tests.support.stage import stage
 from trio_admission import AdmissionConfig
 from trio_admission.testing.fake_llama_server import Cut, End, FakeLlamaServer, Raw, Script
@@ -324,6 +326,21 @@ async def test_i2_ambiguous_lines_are_refused_and_nothing_behind_them_is_a_reque
         assert (answer.status, answer.header("connection")) == (400, "close")
         assert await client.read_to_end() == b""
     assert not both.llama.generations
+
+
+async def test_i2_what_comes_behind_a_refusal_is_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    """The refused bytes came ahead, so they are looked at just when the client hears its first answer."""
+    async with stage(server(words=1)) as both:
+        before = tasks()
+        for _ in range(20):
+            async with both.server.client(get("/health") + b"nonsense\r\n\r\n") as client:
+                assert (await client.read_head()).status == 200
+                await client.request("POST", CHAT, chat())
+                with suppress(trio.BrokenResourceError):  # it hung up before it had read that
+                    assert (await client.read_to_end()).count(b"HTTP/1.1 400 ") == 1
+            await until(lambda: tasks() == before)
+    assert not both.llama.generations
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 async def test_i2_chunk_extensions_are_no_ambiguity() -> None:

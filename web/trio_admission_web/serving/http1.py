@@ -120,6 +120,7 @@ class HTTP1Protocol(H11Protocol):
         self.connection_state = ConnectionState({**self.connection_state, WANTED: self._ask_for_body})
         self._parsing = trio.Lock()  # held by the reader, or by who goes on with what was sent ahead
         self._overrun = False  # bytes that came ahead had to be thrown away
+        self._refused = False  # nothing that comes behind what is no request is one
         self._head = b""  # of an answer, whose body is next
 
     async def handle(self, event: Event) -> None:
@@ -128,7 +129,8 @@ class HTTP1Protocol(H11Protocol):
             if event.data and not self._keeps(len(event.data)):
                 return
             async with self._parsing:
-                await super().handle(event)
+                if not self._refused:
+                    await super().handle(event)
         else:
             await super().handle(event)
 
@@ -196,6 +198,7 @@ class HTTP1Protocol(H11Protocol):
         else:
             # Of what the client has said nothing counts any more, such as that it wants the head alone.
             self.connection = PlainConnection(self.config.h11_max_incomplete_size)
+            self._refused = True
             headers, body = refusal(refuser_of(self.app), status)
             headers += [(b"connection", b"close"), *self.config.response_headers("h11")]
             await self._send_h11_event(h11.Response(status_code=status, headers=headers))
