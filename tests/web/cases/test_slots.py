@@ -17,11 +17,12 @@ from tests.support.raw_client import RawClient
 from tests.support.serving import until
 from tests.support.stage import stage
 from trio_admission import AdmissionConfig
-from trio_admission.testing.fake_llama_server import FakeLlamaServer, Script
+from trio_admission.testing.fake_llama_server import FakeLlamaServer, Raw, Script
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
+    from trio_admission.testing.fake_llama_server import Request
     from trio_admission_web.app import App
 
 NO_WAIT = AdmissionConfig(max_wait=0)
@@ -108,19 +109,34 @@ async def test_a1_a_slot_that_stays_busy_is_looked_at_rarely(
 
 @STREAM
 async def test_a3_mistakes_never_use_up_the_slots(autojump_clock: MockClock, *, stream: bool) -> None:
-    llama = server(words=1)
-    wrong: list[dict[str, Any]] = [
-        {"messages": None},
-        {"messages": [{"role": "user2", "content": 3}]},
-        {"messages": MESSAGES, "stream": "yes"},
-        {"messages": MESSAGES, "n": 0},
-        {"messages": MESSAGES, "max_tokens": "many"},
-    ]
-    async with gateway(llama, admission=NO_WAIT) as app:
-        for _ in range(5):
-            for body in wrong:
-                assert 400 <= (await call(app, CHAT, {"stream": stream, **body})).status < 500, body
-            assert (await call(app, CHAT, chat(stream=stream))).status == 200
+    async def reply(request: Request) -> Raw | None:
+        await trio.lowlevel.checkpoint()
+        refused = {"code": 400, "message": "Unexpected message role.", "type": "invalid_request_error"}
+        return Raw.answer(400, {"error": refused}) if b"user2" in request.body else None
+
+    llama = server(words=1, reply=reply)
+    user2 = [{"role": "user2", "content": "Hello"}]
+    number = [{"role": "user", "content": 3}]
+    table: tuple[tuple[dict[str, Any], int, int], ...] = (  # what is sent, its status, how often it goes up
+        ({"messages": MESSAGES, "model": "unknown"}, 404, 0),
+        ({}, 400, 0),
+        ({"messages": None}, 400, 0),
+        ({"messages": user2}, 400, 1),
+        ({"messages": number}, 400, 1),
+        ({"messages": MESSAGES, "stream": "yes"}, 400, 0),
+        ({"messages": MESSAGES, "n": 0}, 400, 0),
+        ({"messages": MESSAGES, "max_tokens": "many"}, 400, 0),
+        ({"messages": MESSAGES, "max_tokens": -2}, 400, 1),
+        ({"messages": MESSAGES, "max_tokens": -1}, 200, 1),  # as many as there may be, to llama-server
+        ({"messages": MESSAGES}, 200, 1),
+    )
+    async with gateway(llama, admission=NO_WAIT, models=("fake-model", "other")) as app:
+        for _ in range(20):
+            for body, status, goes_up in table:
+                before = llama.total
+                got = await call(app, CHAT, {"model": "fake-model", "stream": stream, **body})
+                assert (got.status, held(app), llama.total - before) == (status, 0, goes_up), body
+    assert llama.max_in_flight == 1
 
 
 async def test_a7_a_body_that_comes_slowly_holds_nothing(autojump_clock: MockClock) -> None:
@@ -245,7 +261,7 @@ async def test_a12_light_requests_wait_for_nobody(autojump_clock: MockClock) -> 
     async with gateway(llama, admission=NO_WAIT) as app, trio.open_nursery() as nursery:
         nursery.start_soon(call, app, CHAT, chat())
         await wait_all_tasks_blocked()
-        light = (
+        light: tuple[tuple[str, str, bytes | dict[str, Any]], ...] = (
             ("GET", "/v1/models", b""),
             ("GET", "/v1/models/fake-model", b""),
             ("GET", "/health", b""),
@@ -259,12 +275,17 @@ async def test_a12_light_requests_wait_for_nobody(autojump_clock: MockClock) -> 
             ("POST", "/tokenize", {"content": "a b"}),
             ("POST", "/detokenize", {"tokens": [0]}),
             ("POST", "/apply-template", {"messages": MESSAGES}),
-            ("OPTIONS", CHAT, b""),
+            *(("OPTIONS", ask.path, b"") for ask in ASKS),
+            ("OPTIONS", "/v1/embeddings", b""),
             ("HEAD", "/health", b""),
+            ("HEAD", "/v1/models", b""),
         )
         for method, path, body in light:
             reply = await call(app, path, body, method=method)
             assert (reply.status, reply.seconds, held(app)) == (200, 0, 1), path
+        for method in ("HEAD", "GET", "OPTIONS"):
+            reply = await call(app, "/", method=method)  # there is no page
+            assert (reply.status, reply.seconds, held(app)) == (404, 0, 1), method
 
 
 @ROUTES
