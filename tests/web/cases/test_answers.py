@@ -16,6 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.gateway import CHAT, Reply, api_key, call, chat, connect, gateway, shown
 from tests.support.generation import MESSAGES, ROUTES, STREAM, Ask
+from tests.support.raw_client import events
 from tests.support.serving import get, tasks, until
 from tests.support.stage import stage
 from trio_admission import AdmissionConfig
@@ -182,6 +183,38 @@ async def test_d6_a_broken_stream_never_looks_like_an_end(
     assert b"error" in reply.body
     assert not re.search(rb'"finish_reason": ?"(stop|length)"|response\.completed|message_stop', reply.body)
     assert f'outcome="answered",route="{ask.path}"' not in said
+
+
+@ROUTES
+@STREAM
+async def test_d6_an_error_line_of_old_servers_is_told_in_the_dialect(
+    autojump_clock: MockClock, ask: Ask, *, stream: bool
+) -> None:
+    """SDKs pass over a field that is called `error`: to them the answer would just be short."""
+    message = "Context size has been exceeded."
+    line = b'error: {"code":500,"message":"%b","type":"server_error"}\n\n' % message.encode()
+    llama = server(words=5)
+    llama.script(Script(injected={2: line}))
+    async with gateway(llama) as app:
+        reply = await call(app, ask.path, ask.body | {"stream": stream})
+        said = (await call(app, "/metrics", method="GET")).body.decode()
+        assert (await call(app, ask.path, ask.body)).status == 200
+    assert f'outcome="backend_error",route="{ask.path}"}} 1.0' in said
+    assert f'outcome="answered",route="{ask.path}"' not in said
+    if not stream:
+        assert (reply.status, reply.error["message"]) == (500, message)
+        check_envelope(reply, ask)
+        return
+    *_, last = [event for event in events(reply.body) if event != b"data: [DONE]"]
+    assert not re.search(rb"(?m)^error:", reply.body)
+    name, _, data = last.rpartition(b"data: ")
+    told = json.loads(data)
+    if ask.path == "/v1/responses":
+        assert (name, told["type"]) == (b"event: response.failed\n", "response.failed")
+        told = told["response"]
+    else:
+        assert (name, told.get("type")) == ((b"event: error\n", "error") if ask.anthropic else (b"", None))
+    assert told["error"]["message"] == message
 
 
 @ROUTES
