@@ -1,13 +1,16 @@
-"""What comes back, on every route: C3 C7 C10 C12 C14 D1 D3 D6 D8 E1 E9 E11 F4 F5 F9 H3 I2."""
+"""What comes back, on every route: C3 C7 C10 C12 C14 D1 D3 D6 D8 E1 E9 E11 F1 F4 F5 F9 H3 I2."""
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import re
 from contextlib import suppress
 from functools import partial
+from hashlib import sha256
 from itertools import pairwise
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +18,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.gateway import CHAT, Reply, api_key, call, chat, connect, gateway, shown
-from tests.support.generation import MESSAGES, ROUTES, STREAM, Ask
+from tests.support.generation import ASKS, MESSAGES, ROUTES, STREAM, Ask
 from tests.support.raw_client import events
 from tests.support.serving import get, tasks, until
 from tests.support.stage import stage
@@ -292,19 +295,84 @@ async def test_f4_what_real_clients_send_goes_on_unchanged(
         assert got == sent.encode()
 
 
-async def test_f5_a_chunked_body_goes_up_with_a_length() -> None:
-    async with stage(server(words=1, interval=0.001)) as both, both.server.client() as client:
-        raw = json.dumps(chat()).encode()
-        chunks = b"".join(b"1;a=b\r\n%c\r\n" % byte for byte in raw)
-        await client.send(
-            b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-        )
-        await client.send(chunks + b"0\r\nX-Trailer: 1\r\n\r\n")
+SENT = [*ASKS, Ask("/v1/embeddings", {"input": ["a"]})]
+FRAMED = pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "sized"])
+
+
+def head_of(path: str, size: int | None) -> bytes:
+    """The head of a request with a body; without a size it comes in chunks."""
+    framing = "transfer-encoding: chunked" if size is None else f"content-length: {size}"
+    return f"POST {path} HTTP/1.1\r\nhost: x\r\n{framing}\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("ask", SENT, ids=str)
+@FRAMED
+async def test_f1_a_large_body_goes_up_byte_for_byte(ask: Ask, *, chunked: bool) -> None:
+    picture = base64.b64encode(Random(1).randbytes(3 * 2**20)).decode()
+    raw = json.dumps(ask.body | {"stream": True, "images": [f"data:image/png;base64,{picture}"]}).encode()
+    llama = server(words=1, interval=0.001, embeddings=True)
+    async with stage(llama) as both, both.server.client() as client:
+        await client.send(head_of(ask.path, None if chunked else len(raw)))
+        if chunked:
+            for at in range(0, len(raw), 1_000_001):
+                piece = raw[at : at + 1_000_001]
+                await client.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await client.send(b"0\r\n\r\n")
+        else:
+            await client.send(raw)
         assert (await client.read_answer()).status == 200
-        (got,) = both.llama.generations
+    (got,) = llama.generations
+    assert (got.header("Content-Length"), got.header("Transfer-Encoding")) == (str(len(raw)), None)
+    assert sha256(got.body).digest() == sha256(raw).digest()
+
+
+@pytest.mark.parametrize("ask", SENT, ids=str)
+@FRAMED
+async def test_f1_a_body_that_is_too_large_is_refused_though_the_client_goes_on(
+    ask: Ask, *, chunked: bool
+) -> None:
+    async with stage(server(embeddings=True), max_body=2**20) as both, both.server.client() as client:
+        await client.send(head_of(ask.path, None if chunked else 2**40))
+
+        async def go_on() -> None:
+            with suppress(trio.BrokenResourceError):
+                while True:
+                    await client.send(b"10000\r\n%b\r\n" % bytes(2**16))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(go_on)
+            answer = await client.read_answer()
+            assert both.counts == (0, 0)
+            nursery.cancel_scope.cancel()
+        assert (answer.status, answer.complete) == (413, True)
+        assert (answer.header("connection"), answer.header("content-type")) == ("close", "application/json")
+        assert answer.json["error"]["code"] == "request_too_large"
+        assert answer.json.get("type") == ("error" if ask.anthropic else None)
+    assert not both.llama.generations
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        *SENT,
+        Ask("/v1/messages/count_tokens", {"messages": MESSAGES}),
+        Ask("/v1/responses/input_tokens", {"input": "a"}),
+        Ask("/tokenize", {"content": "a"}),
+    ],
+    ids=str,
+)
+async def test_f5_a_chunked_body_goes_up_with_a_length(ask: Ask) -> None:
+    llama = server(words=1, interval=0.001, embeddings=True)
+    async with stage(llama) as both, both.server.client() as client:
+        raw = json.dumps(ask.body | {"stream": True}).encode()
+        chunks = b"".join(b"1;a=b\r\n%c\r\n" % byte for byte in raw)
+        await client.send(head_of(ask.path, None) + chunks + b"0\r\nX-Trailer: 1\r\n\r\n")
+        assert (await client.read_answer()).status == 200
+    (got,) = [each for each in llama.requests if each.method == "POST"]
     assert got.header("Transfer-Encoding") is None
     assert got.header("X-Trailer") is None
-    assert got.header("Content-Length") == str(len(got.body))
+    assert got.header("Content-Length") == str(len(raw))
+    assert got.body == raw
 
 
 @pytest.mark.parametrize(
