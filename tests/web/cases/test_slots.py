@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from contextlib import AsyncExitStack
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -14,14 +16,15 @@ from trio.testing import wait_all_tasks_blocked
 from tests.support.gateway import CHAT, Reply, call, chat, connect, gateway
 from tests.support.generation import ASKS, MESSAGES, ROUTES, STREAM, Ask
 from tests.support.raw_client import RawClient
-from tests.support.serving import until
+from tests.support.serving import descriptors, tasks, until
 from tests.support.stage import stage
 from trio_admission import AdmissionConfig
-from trio_admission.testing.fake_llama_server import FakeLlamaServer, Raw, Script
+from trio_admission.testing.fake_llama_server import End, FakeLlamaServer, Raw, Script
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
+    from tests.support.stage import Stage
     from trio_admission.testing.fake_llama_server import Request
     from trio_admission_web.app import App
 
@@ -34,6 +37,10 @@ def server(slots: int = 1, **options: Any) -> FakeLlamaServer:
 
 def held(app: App) -> int:
     return app.gateway.backend.pool.statistics().held
+
+
+def is_at(both: Stage, *counts: int) -> bool:
+    return both.counts == counts
 
 
 async def reset(client: RawClient) -> None:
@@ -348,6 +355,97 @@ async def test_b5_the_backend_is_left_when_the_client_leaves(
         assert each.connection.peer_closed is not None
         assert each.connection.peer_closed - each.arrived == pytest.approx(after, abs=0.001)
     assert metric(said, "trio_admission_held{") == [0]
+
+
+PHASES = ("before the head", "prefill", "middle", "in an event", "end")
+KINDS = [(ask, stream) for ask in ASKS for stream in (True, False)]
+EMBEDDINGS = Ask("/v1/embeddings", {"input": ["a"]})
+
+
+def scripted(phase: str, ask: Ask) -> Script | Raw:
+    """What the server is to do for a client that leaves in a phase."""
+    if phase == "in an event" and ask is EMBEDDINGS:
+        return Raw.answer(200, b"{", content_length=10).then(End.SILENCE)
+    if phase == "in an event":
+        return Raw.stream(b": a comment\n\n" + b'data: {"half', End.SILENCE)
+    if phase == "end":
+        return Script(tokens=2)
+    if ask is EMBEDDINGS:
+        return Raw(End.SILENCE)
+    return Script(prefill=0.15 if phase == "prefill" else None)
+
+
+async def reach(phase: str, client: RawClient, ask: Ask, body: dict[str, Any]) -> None:
+    """Make a request and see as much of its answer as comes in a phase."""
+    await client.request("POST", ask.path, body)
+    if phase == "end" and not body["stream"]:
+        assert (await client.read_answer()).complete
+    elif body["stream"] and phase != "before the head":
+        answer = await client.read_head()
+        while phase == "end" and not answer.body.endswith(ask.end):
+            assert await client.read_more(answer)
+        if phase in {"middle", "in an event"}:
+            await client.read_events(answer, 3 if phase == "middle" else 1)
+
+
+@pytest.mark.parametrize(
+    ("ask", "stream"), [*KINDS, (EMBEDDINGS, False)], ids=lambda each: str(each).replace("/", " ").strip()
+)
+async def test_a1_b3_b5_leaving_by_fin_or_rst_in_any_phase_ends_everything(
+    ask: Ask, caplog: pytest.LogCaptureFixture, *, stream: bool
+) -> None:
+    ways = [(phase, leave) for phase in PHASES for leave in (RawClient.close, reset)]
+
+    async def reply(request: Request) -> Script | Raw | None:
+        await trio.lowlevel.checkpoint()
+        if request.path != ask.path:
+            return None
+        phase, _ = ways[json.loads(request.body)["seed"]]
+        if phase == "before the head":
+            await trio.sleep_forever()
+        return scripted(phase, ask)
+
+    llama = server(
+        len(ways), words=10_000, interval=0.002, embeddings=True, slots_endpoint=False, reply=reply
+    )
+    async with stage(llama, admission=NO_WAIT) as both, AsyncExitStack() as stack:
+        before = descriptors(), tasks()
+        clients = [await stack.enter_async_context(both.server.client()) for _ in ways]
+        async with trio.open_nursery() as nursery:
+            for seed, (client, (phase, _)) in enumerate(zip(clients, ways, strict=True)):
+                nursery.start_soon(reach, phase, client, ask, ask.body | {"stream": stream, "seed": seed})
+        busy = 0 if ask is EMBEDDINGS else 4  # in prefill, and in the middle
+        await until(lambda: llama.total == len(ways) and len(llama.busy_slots) == busy)
+        for client, (_, leave) in zip(clients, ways, strict=True):
+            await leave(client)
+        await until(lambda: both.counts == (0, 0) and not both.app.gateway.passages)
+        await until(lambda: not llama.open_connections)
+        await until(lambda: descriptors() <= before[0] and tasks() <= before[1])
+    for each in llama.generations:
+        phase, _ = ways[json.loads(each.body)["seed"]]
+        assert phase == "end" or each.connection.peer_closed is not None
+    assert llama.total == len(ways)
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+@STREAM
+async def test_b1_who_leaves_the_line_by_fin_or_rst_never_reaches_the_backend(*, stream: bool) -> None:
+    llama = server(interval=0.005, slots_endpoint=False)
+    llama.script(Script(tokens=10_000), Script(tokens=2), Script(tokens=2))
+    async with stage(llama) as both, both.server.client() as holder, AsyncExitStack() as stack:
+        await holder.request("POST", CHAT, chat(seed=0, stream=True))
+        await until(lambda: both.counts == (1, 0))
+        clients = [await stack.enter_async_context(both.server.client()) for _ in range(5)]
+        for number, client in enumerate(clients, 1):
+            await client.request("POST", CHAT, chat(seed=number, stream=stream))
+            await until(partial(is_at, both, 1, number))
+        for gone, waiting, leave in ((1, 4, RawClient.close), (2, 3, reset), (4, 2, RawClient.close)):
+            await leave(clients[gone - 1])
+            await until(partial(is_at, both, 1, waiting))
+        await holder.close()
+        for stays in (3, 5):
+            assert (await clients[stays - 1].read_answer()).complete
+    assert [json.loads(each.body)["seed"] for each in llama.generations] == [0, 3, 5]
 
 
 async def test_b3_embeddings_are_left_too(autojump_clock: MockClock) -> None:
