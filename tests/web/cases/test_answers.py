@@ -258,6 +258,35 @@ async def test_c7_c12_a_stream_is_never_left_alone_and_never_held_back(
     assert reply.body.endswith(ask.end)
 
 
+@ROUTES
+async def test_c7_each_event_comes_when_it_is_sent_whoever_waits_and_has_waited(
+    autojump_clock: MockClock, ask: Ask
+) -> None:
+    llama = server(words=20)
+    replies: list[Reply] = []
+    async with gateway(llama, admission=AdmissionConfig(keepalive_interval=0.25)) as app:
+        start = trio.current_time()
+
+        async def one() -> None:
+            asked = ask.body | {"stream": True}
+            replies.append(await call(app, ask.path, asked, headers={"Accept-Encoding": "gzip, br"}))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(one)
+                await wait_all_tasks_blocked()
+    for reply, sent in zip(replies, llama.generations, strict=True):
+        granted = sent.arrived - start
+        times = [at - granted for at, part in reply.parts if b"data: {" in part and at > granted]
+        assert {round(each * 10) for each in times} >= set(range(1, 21))  # a token each tenth of a second
+        assert max(abs(each - round(each, 1)) for each in times) < 0.01
+        assert "content-encoding" not in reply.headers
+        assert reply.headers["x-accel-buffering"] == "no"
+        assert reply.body.endswith(ask.end)
+    waited = [sent.arrived - start for sent in llama.generations]
+    assert waited == pytest.approx([0, 2, 4], abs=0.3)
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"stream_options": None}, {"stream_options": {"include_usage": False}}]
 )

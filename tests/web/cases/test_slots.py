@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trio_admission.testing.fake_llama_server import Request
     from trio_admission_web.app import App
 
+COUNTS = ("/input_tokens", "/count_tokens", "/tokenize")
 NO_WAIT = AdmissionConfig(max_wait=0)
 
 
@@ -160,6 +161,30 @@ async def test_a7_a_body_that_comes_slowly_holds_nothing(autojump_clock: MockClo
             while True:
                 await slow.receive()
         assert slow.status_code == 200
+
+
+@pytest.mark.parametrize("ask", [ask for ask in ASKS if ask.path != "/infill"], ids=str)  # that is guessed
+@STREAM
+async def test_a7_nothing_is_held_while_tokens_are_counted(
+    autojump_clock: MockClock, ask: Ask, *, stream: bool
+) -> None:
+    async def reply(request: Request) -> None:
+        await trio.sleep(2 if request.path.endswith(COUNTS) else 0)
+
+    llama = server(words=10, n_ctx=2000, kv_unified=True, reply=reply)
+    body = ask.body | {"stream": stream, "padding": "x" * 2000}  # so long that it has to be counted
+    async with gateway(llama, kv_cache="unified", default_output_tokens=100) as app:
+        start = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(call, app, ask.path, body)
+            await trio.sleep(1.9)
+            said = (await call(app, "/metrics", method="GET")).body.decode()
+            assert [metric(said, f"trio_admission_{name}{{") for name in ("held", "waiting")] == [[0], [0]]
+            assert len([each for each in llama.requests if each.path.endswith(COUNTS)]) == 2
+            assert llama.total == 0
+    first, second = [each.arrived - start for each in llama.generations]
+    assert (first, second) == pytest.approx((2.0, 3.0), abs=0.05)  # back to back
 
 
 async def test_a9_a14_all_routes_share_the_slots_and_none_is_left_out(autojump_clock: MockClock) -> None:
