@@ -107,8 +107,7 @@ ASKS_TOOL = chat(
 )  # the fake server calls it, and a person has to agree
 GATEWAY_REQUESTS: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     *(("POST", ask.path, ask.body | {"stream": stream}) for ask in ASKS for stream in (True, False)),
-    ("POST", "/v1/chat/completions", ASKS_TOOL),
-    ("POST", "/v1/chat/completions", ASKS_TOOL),
+    *(("POST", "/v1/chat/completions", ASKS_TOOL) for _ in range(5)),
     ("POST", "/v1/embeddings", {"input": ["a", "b"]}),
     ("POST", "/v1/messages/count_tokens", {"messages": MESSAGES}),
     ("POST", "/tokenize", {"content": "a"}),
@@ -301,7 +300,8 @@ async def attack(port: int, rng: random.Random, make: Callable[[random.Random], 
                 await stream.receive_some()
                 if rng.random() < 0.3:
                     await stream.send_all(make(rng))
-                await stream.receive_some()
+                while await stream.receive_some():
+                    pass
             if rng.random() < 0.3:  # close with a reset
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except (trio.BrokenResourceError, trio.ClosedResourceError):
