@@ -300,7 +300,8 @@ async def test_secrets_of_neither_side_reach_the_other(
     caplog.set_level(0)
     server = FakeLlamaServer(api_key="up-SECRET")
     async with gateway(server, api_key="up-SECRET") as app:
-        server.script(Raw.answer(400, {"error": {"code": 400, "message": "no"}}))
+        echo = {"error": {"code": 400, "message": "no", "sent": {"authorization": "Bearer up-SECRET"}}}
+        server.script(Raw.answer(400, echo))
         replies = [await call(app, CHAT, chat(), headers=headers) for _ in range(2)]
         replies += [
             await call(app, path, method="GET", headers=headers) for path in ("/v1/models", "/admission")
@@ -310,3 +311,4 @@ async def test_secrets_of_neither_side_reach_the_other(
     assert not any(b"gw-SECRET" in each.head for each in server.requests)
     assert "SECRET" not in caplog.text
     assert not any(b"SECRET" in each.body or "SECRET" in str(each.headers) for each in replies)
+    assert replies[0].json["error"]["sent"] == {"authorization": "Bearer [key]"}

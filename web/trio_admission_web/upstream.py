@@ -55,6 +55,7 @@ _READ: Final = 64 * 2**10
 _HEAD_LIMIT: Final = 128 * 2**10
 # Answers that are read whole are errors and lists of models.
 _WHOLE_LIMIT: Final = 16 * 2**20
+_SECRET = 8  # bytes of a key at least; shorter ones may be a word of the error
 _LOADING: Final = re.compile(rb'"message"\s*:\s*"Loading model"')
 
 _NOT_PASSED_ON: Final = frozenset({
@@ -158,7 +159,7 @@ class OpenAnswer:
     """An answer whose head has come. Iterating gives its body as it comes, undecoded."""
 
     def __init__(
-        self, head: h11.Response, body: Body, come: bytes, connection: _Connection, idle: float
+        self, head: h11.Response, body: Body, come: bytes, connection: _Connection, idle: float, key: bytes
     ) -> None:
         self.status = head.status_code
         named = dict(head.headers)
@@ -168,6 +169,7 @@ class OpenAnswer:
         self._come = come
         self._connection = connection
         self._idle = idle
+        self._key = key
         self._pulse = Pulse() if self.is_event_stream else None
         self.has_begun = False
         """Whether anything of the body has come; of a stream of events, more than comments and pings."""
@@ -212,7 +214,7 @@ class OpenAnswer:
             raise self._connection.lost() from error
 
     async def whole(self) -> WholeAnswer:
-        """Read the rest.
+        """Read the rest, without the gateway's own key where an error repeats what it was sent.
 
         Raises:
             ProblemError: `bad_gateway`, when it is longer than anything that is read whole should be.
@@ -222,6 +224,8 @@ class OpenAnswer:
             body += data
             if len(body) > _WHOLE_LIMIT:
                 raise ProblemError(bad_gateway())
+        if len(self._key) >= _SECRET and self.status >= 400:
+            body = body.replace(self._key, b"[key]")
         headers = {}
         if self.status in {429, 503} and self._retry_after:
             headers["Retry-After"] = self._retry_after.decode("latin-1")
@@ -252,6 +256,7 @@ class Upstream:
         """Send what comes from now on to this address, with this key. None = there is none to send it to."""
         self.url = url
         self.shows_key = api_key is not None
+        self._key = (api_key or "").encode()
         self.key_is_refused = False
         address = urlsplit(url or "")
         self._host = address.hostname
@@ -314,7 +319,8 @@ class Upstream:
                     framed = body_of(method, answer.status_code, answer.headers)
                     come, _ = parser.trailing_data
                     connection.stop_clock()
-                    yield OpenAnswer(answer, framed, come, connection, self._settings.idle_limit)
+                    idle = self._settings.idle_limit
+                    yield OpenAnswer(answer, framed, come, connection, idle, self._key)
             if silence.cancelled_caught:
                 raise ProblemError(upstream_timeout())
 
