@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import ssl
 import subprocess
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,11 @@ from urllib.request import urlopen
 
 import pytest
 import trio
-import trustme
 
 from tests.support.command import handing_over
 from tests.support.raw_client import RawClient
 from tests.support.serving import add_views, get
+from tests.support.tls import Trust, make_trust
 from trio_admission_web.launcher import LaunchError, run_server
 from trio_admission_web.serving.app import ServingApp
 
@@ -114,33 +113,17 @@ async def test_who_has_come_before_the_end_and_was_not_accepted_is_still_served(
             stack.enter_context(socket.socket(kind)).connect(address)
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
 @pytest.fixture
-def files(authority: trustme.CA, tmp_path: Path) -> tuple[str, str]:
-    """A certificate for localhost and its key."""
-    certificate = authority.issue_cert("localhost", "127.0.0.1")
-    chain, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    certificate.private_key_pem.write_to_path(str(key))
-    for each in certificate.cert_chain_pems:
-        each.write_to_path(str(chain), append=True)
-    return str(chain), str(key)
+def trust(tmp_path: Path) -> Trust:
+    return make_trust(tmp_path)
 
 
-async def test_tls_is_spoken_with_the_certificate_that_was_given(
-    authority: trustme.CA, files: tuple[str, str]
-) -> None:
-    trusting = ssl.create_default_context()
-    authority.configure_trust(trusting)
-
+async def test_tls_is_spoken_with_the_certificate_that_was_given(trust: Trust) -> None:
     def ask(url: str) -> bytes:
-        with urlopen(url, context=trusting) as answer:
+        with urlopen(url, context=trust.client) as answer:
             return bytes(answer.read())
 
-    async with running(tls=files) as url:
+    async with running(tls=(trust.chain, trust.key)) as url:
         assert url.startswith("https://127.0.0.1:")
         assert await trio.to_thread.run_sync(ask, url) == b"here"
         async with RawClient.connected(url) as client:  # which speaks no TLS
@@ -148,21 +131,17 @@ async def test_tls_is_spoken_with_the_certificate_that_was_given(
             assert b"here" not in await client.read_to_end()
 
 
-async def test_a_client_in_tls_that_does_not_read_does_not_hold_up_the_end(
-    authority: trustme.CA, files: tuple[str, str]
-) -> None:
-    trusting = ssl.create_default_context()
-    authority.configure_trust(trusting)
-    async with running(tls=files, shutdown_deadline=0.2) as url:
+async def test_a_client_in_tls_that_does_not_read_does_not_hold_up_the_end(trust: Trust) -> None:
+    async with running(tls=(trust.chain, trust.key), shutdown_deadline=0.2) as url:
         port = int(url.rsplit(":", 1)[1])
-        stream = await trio.open_ssl_over_tcp_stream("127.0.0.1", port, ssl_context=trusting)
+        stream = await trio.open_ssl_over_tcp_stream("127.0.0.1", port, ssl_context=trust.client)
         await stream.send_all(b"GET /flood HTTP/1.1\r\nhost: x\r\n\r\n")
         assert await stream.receive_some(100)
     await trio.aclose_forcefully(stream)
 
 
-async def test_bad_files_for_tls_are_one_sentence(files: tuple[str, str], tmp_path: Path) -> None:
-    chain, key = files
+async def test_bad_files_for_tls_are_one_sentence(trust: Trust, tmp_path: Path) -> None:
+    chain, key = trust.chain, trust.key
     missing, other = str(tmp_path / "none.pem"), tmp_path / "other.pem"
     other.write_text("nothing")
     for wrong, reason in (((missing, key), "No such file"), ((str(other), key), ""), ((chain, chain), "")):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from contextlib import suppress
 from itertools import count, repeat
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
-import trustme
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from hpack import Encoder
@@ -31,6 +29,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.http2_client import http2_to
 from tests.support.serving import add_views, descriptors, get, serving, tasks, until
+from tests.support.tls import make_trust
 from trio_admission_web.serving import http2, http2_connection, transport
 from trio_admission_web.serving.app import ServingApp
 from trio_admission_web.serving.http2_connection import MAX_STREAMS, NUISANCES
@@ -76,13 +75,8 @@ def serving_app() -> ServingApp:
 
 
 async def test_it_is_agreed_on_in_tls(tmp_path: Path) -> None:
-    authority, files = trustme.CA(), [str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")]
-    certificate = authority.issue_cert("127.0.0.1")
-    certificate.cert_chain_pems[0].write_to_path(files[0])
-    certificate.private_key_pem.write_to_path(files[1])
-    trusting = ssl.create_default_context()
-    authority.configure_trust(trusting)
-    async with serving(serving_app(), certfile=files[0], keyfile=files[1]) as server:
+    chain, key, trusting = make_trust(tmp_path)
+    async with serving(serving_app(), certfile=chain, keyfile=key) as server:
         for offered, agreed in ((["h2", "http/1.1"], "h2"), (["http/1.1"], "http/1.1")):
             trusting.set_alpn_protocols(offered)
             stream = await trio.open_ssl_over_tcp_stream(*server.address, ssl_context=trusting)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ssl
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
-import trustme
 from h2.errors import ErrorCodes
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.http2_client import http2_to
 from tests.support.serving import add_views, descriptors, serving, tasks, until
+from tests.support.tls import make_trust
 from trio_admission_web.serving.app import ServingApp
 
 if TYPE_CHECKING:
@@ -106,15 +105,10 @@ async def test_what_a_server_cuts_when_it_stops_does_not_look_like_an_end() -> N
 
 
 async def test_who_sends_when_the_connection_ends_still_hears_of_it_in_tls(tmp_path: Path) -> None:
-    authority, files = trustme.CA(), [str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")]
-    certificate = authority.issue_cert("127.0.0.1")
-    certificate.cert_chain_pems[0].write_to_path(files[0])
-    certificate.private_key_pem.write_to_path(files[1])
-    trusting = ssl.create_default_context()
-    authority.configure_trust(trusting)
+    chain, key, trusting = make_trust(tmp_path)
     trusting.set_alpn_protocols(["h2"])
     async with (
-        serving(serving_app(), certfile=files[0], keyfile=files[1]) as server,
+        serving(serving_app(), certfile=chain, keyfile=key) as server,
         http2_to(server.url, tls=trusting) as client,
     ):
         assert (await client.ask("GET", "/")).complete
