@@ -45,6 +45,7 @@ class AdmissionConfig:
         kv_budget: False ignores ``kv_tokens``.
 
     Raises:
+        TypeError: names the setting that is of a wrong kind.
         ValueError: names the setting that is out of its range, and the range.
     """
 
