@@ -10,7 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.visitors import visiting
-from trio_admission import ParkBudget
+from trio_admission import AdmissionConfig, ParkBudget
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -73,4 +73,15 @@ async def test_a_ticket_ends_some_time(make_pool: MakePool, ttl: float) -> None:
     async with pool.admit() as lease:
         with pytest.raises((ValueError, TypeError), match="ttl must be"):
             lease.issue_ticket(ttl)
+        assert lease.issue_ticket(5) is not None
+
+
+async def test_with_control_off_there_is_nothing_to_return_to(make_pool: MakePool) -> None:
+    """C2, E8: no ticket, which would only take a place of the budget from others."""
+    budget = ParkBudget(1)
+    free = await make_pool(1, config=AdmissionConfig(enabled=False), park_budget=budget)
+    async with free.admit() as lease:
+        assert lease.issue_ticket(5) is None
+    strict = await make_pool(1, park_budget=budget)
+    async with strict.admit() as lease:
         assert lease.issue_ticket(5) is not None
